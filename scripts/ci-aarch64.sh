@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Runs the library's tests for aarch64 on emulated CPUs, on Debian 12 amd64, as root.
+# Installs what is absent: qemu, a cross linker, Debian's Rust and its aarch64 standard library (1.2 GB).
+#
+# usage: scripts/ci-aarch64.sh [further arguments for the test binaries]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+export PATH="/usr/bin:$PATH" # Debian's cargo and rustc, not rustup's
+target=aarch64-unknown-linux-gnu
+
+# True when rustc has a standard library of its own version for the target. The output goes to a scratch folder:
+# rustc renames its result into place, and as root would replace even /dev/null.
+has_target() {
+    [ -x /usr/bin/rustc ] || return 1
+    local scratch status=0
+    scratch=$(mktemp -d)
+    /usr/bin/rustc --target "$target" --crate-type lib --emit metadata --out-dir "$scratch" - \
+        <<<'pub fn probe() -> Vec<u8> { Vec::new() }' 2>/dev/null || status=1
+    rm -rf "$scratch"
+    return "$status"
+}
+
+install_toolchain() {
+    export DEBIAN_FRONTEND=noninteractive
+    dpkg --add-architecture arm64
+    apt-get update -qq
+    apt-get install -y -qq --no-install-recommends \
+        qemu-user-static gcc-aarch64-linux-gnu libc6-dev-arm64-cross rustc-web cargo-web
+
+    # The arm64 standard library comes straight out of its package: installing it would pull in arm64's libc.
+    local work
+    work=$(mktemp -d)
+    (
+        cd "$work"
+        apt-get download -qq -o APT::Sandbox::User=root \
+            "libstd-rust-web-dev:arm64=$(dpkg-query -W -f '${Version}' rustc-web)"
+        dpkg -x libstd-rust-web-dev_*_arm64.deb unpacked
+    )
+    rm -rf "/usr/lib/rustlib/$target"
+    cp -a "$work/unpacked/usr/lib/rustlib/$target" /usr/lib/rustlib/
+    rm -rf "$work"
+}
+
+if ! { command -v qemu-aarch64-static && command -v aarch64-linux-gnu-gcc && [ -x /usr/bin/cargo ]; } >/dev/null ||
+    ! has_target; then
+    install_toolchain
+    has_target || { echo "ci-aarch64: rustc still has no standard library for $target" >&2; exit 1; }
+fi
+
+export CARGO_BUILD_TARGET=$target
+export CARGO_TARGET_DIR=target/aarch64
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu"
+unset KIN_INFER_REQUIRE_MODEL # a whole model is for native CPUs
+
+# cortex-a72 is plain NEON; max adds dotprod, fp16, i8mm and bf16, so one binary takes every dispatch path.
+for cpu in cortex-a72 max,sve=off; do
+    echo "--- emulated CPU: $cpu"
+    QEMU_CPU=$cpu /usr/bin/cargo test -p kin-infer --lib --tests --locked -- "$@"
+done

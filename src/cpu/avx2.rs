@@ -1,0 +1,98 @@
+//! AVX2 with FMA: eight lanes.
+
+use std::arch::x86_64::*;
+
+use super::gemm;
+use super::simd::{POW2_MAGIC, Vector};
+use super::table::kernel_table;
+
+/// Sum of eight lanes by halving.
+///
+/// # Safety
+/// The CPU has AVX.
+#[inline(always)]
+pub(super) unsafe fn fold(v: __m256) -> f32 {
+    // SAFETY: forwarded.
+    unsafe {
+        let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps::<1>(v, v)))
+    }
+}
+
+impl Vector for __m256 {
+    const LANES: usize = 8;
+    // SAFETY (all of this block): the trait's contract, a CPU with AVX2 and FMA and valid pointers, is what each needs.
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        unsafe { _mm256_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        unsafe { _mm256_storeu_ps(p, self) }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        unsafe { _mm256_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        unsafe { _mm256_add_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, o: Self) -> Self {
+        unsafe { _mm256_sub_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, o: Self) -> Self {
+        unsafe { _mm256_mul_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn div(self, o: Self) -> Self {
+        unsafe { _mm256_div_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        unsafe { _mm256_fmadd_ps(self, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self {
+        unsafe { _mm256_blendv_ps(b, a, _mm256_cmp_ps::<_CMP_LT_OQ>(x, y)) }
+    }
+    #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        unsafe { _mm256_and_ps(self, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fff_ffff))) }
+    }
+    #[inline(always)]
+    unsafe fn pow2(self) -> Self {
+        unsafe {
+            let biased = _mm256_castps_si256(_mm256_add_ps(self, _mm256_set1_ps(POW2_MAGIC)));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+        }
+    }
+    #[inline(always)]
+    unsafe fn fold(self) -> f32 {
+        // SAFETY: forwarded.
+        unsafe { fold(self) }
+    }
+}
+
+/// Rows of a register tile: 6 x 16 takes 12 of the 16 registers.
+pub(super) const TILE_ROWS: usize = 6;
+/// Panels of a register tile.
+pub(super) const TILE_PANELS: usize = 1;
+
+#[inline(always)]
+unsafe fn tile(t: &gemm::Tile) {
+    // SAFETY: forwarded; rows <= TILE_ROWS, one panel.
+    unsafe {
+        macro_rules! rows {
+            ($($mr:literal)*) => {
+                match t.rows { $($mr => gemm::tile::<__m256, $mr, 2>(t),)* _ => unreachable!("tile of {} rows", t.rows) }
+            };
+        }
+        rows!(1 2 3 4 5 6)
+    }
+}
+
+kernel_table!("avx2", "avx2,fma", __m256, TILE_ROWS, TILE_PANELS);

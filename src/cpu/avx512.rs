@@ -1,0 +1,103 @@
+//! AVX-512F: sixteen lanes.
+
+use std::arch::x86_64::*;
+
+use super::gemm;
+use super::simd::{POW2_MAGIC, Vector};
+use super::table::kernel_table;
+
+#[inline(always)]
+fn mask(n: usize) -> __mmask16 {
+    ((1u32 << n) - 1) as __mmask16
+}
+
+impl Vector for __m512 {
+    const LANES: usize = 16;
+    // SAFETY (all of this block): the trait's contract, a CPU with AVX-512F and valid pointers, is what each needs.
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        unsafe { _mm512_storeu_ps(p, self) }
+    }
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> Self {
+        unsafe { _mm512_maskz_loadu_ps(mask(n), p) }
+    }
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, n: usize) {
+        unsafe { _mm512_mask_storeu_ps(p, mask(n), self) }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        unsafe { _mm512_set1_ps(x) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        unsafe { _mm512_add_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, o: Self) -> Self {
+        unsafe { _mm512_sub_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, o: Self) -> Self {
+        unsafe { _mm512_mul_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn div(self, o: Self) -> Self {
+        unsafe { _mm512_div_ps(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        unsafe { _mm512_fmadd_ps(self, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self {
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, y), b, a) }
+    }
+    #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        unsafe { _mm512_abs_ps(self) }
+    }
+    #[inline(always)]
+    unsafe fn pow2(self) -> Self {
+        unsafe {
+            let biased = _mm512_castps_si512(_mm512_add_ps(self, _mm512_set1_ps(POW2_MAGIC)));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+        }
+    }
+    #[inline(always)]
+    unsafe fn fold(self) -> f32 {
+        unsafe {
+            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self)));
+            super::avx2::fold(_mm256_add_ps(_mm512_castps512_ps256(self), high))
+        }
+    }
+}
+
+/// Rows of a register tile: 8 x 48 keeps 24 chains in flight, enough to hide the FMA latency twice over.
+pub(super) const TILE_ROWS: usize = 8;
+/// Panels of a register tile.
+pub(super) const TILE_PANELS: usize = 3;
+
+#[inline(always)]
+unsafe fn tile(t: &gemm::Tile) {
+    // SAFETY: forwarded; rows <= TILE_ROWS and panels <= TILE_PANELS.
+    unsafe {
+        macro_rules! rows {
+            ($nv:literal: $($mr:literal)*) => {
+                match t.rows { $($mr => gemm::tile::<__m512, $mr, $nv>(t),)* _ => unreachable!("tile of {} rows", t.rows) }
+            };
+        }
+        match t.panels {
+            1 => rows!(1: 1 2 3 4 5 6 7 8),
+            2 => rows!(2: 1 2 3 4 5 6 7 8),
+            _ => rows!(3: 1 2 3 4 5 6 7 8),
+        }
+    }
+}
+
+kernel_table!("avx512", "avx512f,avx512dq,avx2,fma", __m512, TILE_ROWS, TILE_PANELS);

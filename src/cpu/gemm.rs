@@ -1,0 +1,217 @@
+//! f32 matrix multiplication over packed weights: C = A * W^T, the numerics contract's linear layer.
+//!
+//! ```text
+//! for each element (i, j):            lanes and threads run over i and j, never inside a chain
+//!     for each block of 512 k:        c = chain                      (first block)
+//!         chain = +0                  c = c + chain                  (later blocks)
+//!         for k in block: chain = fma(A[i][k], W[j][k], chain)
+//!     c = act(c + bias[j]) + residual[i][j]
+//! ```
+//! `W` is stored in panels of 16 output columns, `[panel][k][16]`, one layout for every register width. A register
+//! tile holds a few rows by a few panels of C; a panel group stays in L2 while the row tiles of a row block pass.
+
+use std::ops::Range;
+
+use super::rows;
+use super::simd::{PANEL, Vector};
+use crate::gpu::Activation;
+
+/// Terms of one FMA chain: longer rows are cut, and the cuts' results added in ascending order.
+pub(crate) const K_BLOCK: usize = 512;
+
+/// Rows of A that stay in L2 (192 x 512 f32 are 384 KiB) while a panel group is used.
+pub(super) const ROW_BLOCK: usize = 192;
+
+/// One K block of one register tile. Pointers are valid for the shape given; `b` holds whole panels.
+pub(super) struct Tile {
+    pub rows: usize,
+    pub panels: usize,
+    pub k: usize,
+    pub a: *const f32,
+    pub lda: usize,
+    pub b: *const f32,
+    /// Distance between neighbouring panels, in values.
+    pub panel_stride: usize,
+    pub c: *mut f32,
+    pub ldc: usize,
+    /// Columns of C from the tile's left edge; at most `panels * PANEL` are written.
+    pub cols: usize,
+    /// Whether this is the first K block: C is written, not added to.
+    pub first: bool,
+    /// Part of the next panel group to bring into L2: `prefetch_lines` cache lines of each panel every four k, for
+    /// the first `prefetch_k` k.
+    pub prefetch: *const f32,
+    pub prefetch_lines: usize,
+    pub prefetch_k: usize,
+}
+
+/// `MR` rows by `NV` registers.
+///
+/// # Safety
+/// [`Tile`]'s contract; the CPU has V's instruction set; `NV` registers are `t.panels` panels.
+#[inline(always)]
+pub(super) unsafe fn tile<V: Vector, const MR: usize, const NV: usize>(t: &Tile) {
+    let per_panel = PANEL / V::LANES;
+    // SAFETY: forwarded.
+    unsafe {
+        let mut acc = [[V::splat(0.0); NV]; MR];
+        let mut a = t.a;
+        let mut b = t.b;
+        let mut step = |a: *const f32, b: *const f32| {
+            let mut w = [V::splat(0.0); NV];
+            for (v, w) in w.iter_mut().enumerate() {
+                *w = V::load(b.add(v / per_panel * t.panel_stride + v % per_panel * V::LANES));
+            }
+            for (r, row) in acc.iter_mut().enumerate() {
+                let x = V::splat(*a.add(r * t.lda));
+                for (c, w) in row.iter_mut().zip(&w) {
+                    *c = x.mul_add(*w, *c);
+                }
+            }
+        };
+        for r in 0..MR {
+            for v in (0..NV).step_by(per_panel) {
+                super::prefetch_write(t.c.wrapping_add(r * t.ldc + v / per_panel * PANEL));
+            }
+        }
+        let mut k = 0;
+        let mut next = t.prefetch;
+        let prefetch_end = t.prefetch_k.min(t.k / 4 * 4);
+        while k < prefetch_end {
+            for v in 0..NV.div_ceil(per_panel) {
+                for line in 0..t.prefetch_lines {
+                    super::prefetch_l2(next.wrapping_add(v * t.panel_stride + line * PANEL));
+                }
+            }
+            next = next.wrapping_add(t.prefetch_lines * PANEL);
+            for u in 0..4 {
+                step(a.add(u), b.add(u * PANEL));
+            }
+            (a, b, k) = (a.add(4), b.add(4 * PANEL), k + 4);
+        }
+        while k + 4 <= t.k {
+            for u in 0..4 {
+                step(a.add(u), b.add(u * PANEL));
+            }
+            (a, b, k) = (a.add(4), b.add(4 * PANEL), k + 4);
+        }
+        while k < t.k {
+            step(a, b);
+            (a, b, k) = (a.add(1), b.add(PANEL), k + 1);
+        }
+        for (r, row) in acc.iter().enumerate() {
+            for (v, &chain) in row.iter().enumerate() {
+                let at = v * V::LANES;
+                let c = t.c.wrapping_add(r * t.ldc + at);
+                if at + V::LANES <= t.cols {
+                    (if t.first { chain } else { V::load(c).add(chain) }).store(c);
+                } else if at < t.cols {
+                    let n = t.cols - at;
+                    (if t.first { chain } else { V::load_part(c, n).add(chain) }).store_part(c, n);
+                }
+            }
+        }
+    }
+}
+
+/// One K block of a row block over a range of panels. Pointers are those of the row block's first row, of the K
+/// block's first k, and of column 0.
+pub(super) struct Block {
+    pub rows: usize,
+    pub k: usize,
+    pub a: *const f32,
+    pub lda: usize,
+    /// Panel `panels.start` at this K block.
+    pub b: *const f32,
+    pub panel_stride: usize,
+    pub panels: Range<usize>,
+    /// Whether the memory after `b`'s tile is the next panels' (and worth a prefetch).
+    pub contiguous: bool,
+    pub c: *mut f32,
+    pub ldc: usize,
+    pub n: usize,
+    pub first: bool,
+    /// Set on the last K block.
+    pub finish: Option<Finish>,
+}
+
+/// The epilogue of a block: pointers of column 0 (bias) and of the block's first row, column 0 (residual).
+#[derive(Clone, Copy)]
+pub(super) struct Finish {
+    pub bias: Option<*const f32>,
+    pub activation: Activation,
+    pub residual: Option<(*const f32, usize)>,
+}
+
+/// Runs `tile` over the block: panel groups outside, row tiles inside; each finished tile meets its epilogue in L1.
+///
+/// # Safety
+/// [`Block`]'s pointers are valid for its shape, C's rows and columns of this block belong to the caller alone, and
+/// the CPU has V's instruction set.
+#[inline(always)]
+pub(super) unsafe fn block<V: Vector>(
+    b: &Block,
+    tile_rows: usize,
+    tile_panels: usize,
+    tile: impl Fn(&Tile),
+) {
+    let tiles = b.rows.div_ceil(tile_rows);
+    let (quotient, remainder) = (b.rows / tiles, b.rows % tiles);
+    let mut panel = b.panels.start;
+    while panel < b.panels.end {
+        let panels = tile_panels.min(b.panels.end - panel);
+        let prefetch_lines = match tiles {
+            1 => 4,
+            2 | 3 => 2,
+            _ => 1,
+        };
+        let more = b.contiguous && panel + panels < b.panels.end;
+        let mut row = 0;
+        for i in 0..tiles {
+            let rows = quotient + usize::from(i < remainder);
+            // Each row tile brings its share of the next group's k.
+            let share = b.k * i / tiles..b.k * (i + 1) / tiles;
+            let panel_at = (panel - b.panels.start) * b.panel_stride;
+            let t = Tile {
+                rows,
+                panels,
+                k: b.k,
+                a: b.a.wrapping_add(row * b.lda),
+                lda: b.lda,
+                b: b.b.wrapping_add(panel_at),
+                panel_stride: b.panel_stride,
+                c: b.c.wrapping_add(row * b.ldc + panel * PANEL),
+                ldc: b.ldc,
+                cols: (b.n - panel * PANEL).min(panels * PANEL),
+                first: b.first,
+                prefetch: b.b.wrapping_add(panel_at + panels * b.panel_stride + share.start * PANEL),
+                prefetch_lines,
+                prefetch_k: if more { share.len().div_ceil(prefetch_lines) * 4 } else { 0 },
+            };
+            tile(&t);
+            if let Some(f) = &b.finish {
+                // SAFETY: the tile's rows and columns are the caller's, as are the bias and residual of that range.
+                unsafe { finish_tile::<V>(f, &t, row, panel * PANEL) };
+            }
+            row += rows;
+        }
+        panel += panels;
+    }
+}
+
+#[inline(always)]
+unsafe fn finish_tile<V: Vector>(f: &Finish, t: &Tile, row: usize, col: usize) {
+    if f.bias.is_none() && f.residual.is_none() && f.activation == Activation::Identity {
+        return;
+    }
+    // SAFETY: forwarded.
+    unsafe {
+        for r in 0..t.rows {
+            let c = std::slice::from_raw_parts_mut(t.c.add(r * t.ldc), t.cols);
+            let bias = f.bias.map(|p| std::slice::from_raw_parts(p.add(col), t.cols));
+            let residual =
+                f.residual.map(|(p, stride)| std::slice::from_raw_parts(p.add((row + r) * stride + col), t.cols));
+            rows::finish::<V>(c, bias, f.activation, residual);
+        }
+    }
+}

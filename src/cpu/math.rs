@@ -1,0 +1,163 @@
+//! exp and the activations, from IEEE add, multiply, divide and FMA alone, so that every ISA gives the same bits.
+//!
+//! Coefficients, ranges and measured worst errors stand in docs/numerics.md. NaN in gives NaN out.
+
+use super::simd::Vector;
+
+/// 1.5 * 2^23: adding and subtracting it rounds to an integer, ties to even.
+const ROUND_MAGIC: f32 = 12_582_912.0;
+
+/// e^x. Overflows to +inf above 88.72, underflows gradually to 0 below -87.3.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn exp<V: Vector>(x: V) -> V {
+    // SAFETY: forwarded from this function's contract.
+    unsafe {
+        let s = |c: f32| V::splat(c);
+        let x = V::select_lt(x, s(-105.0), s(-105.0), x);
+        let x = V::select_lt(s(89.5), x, s(89.5), x);
+        let magic = s(ROUND_MAGIC);
+        let n = x.mul_add(s(std::f32::consts::LOG2_E), magic).sub(magic);
+        // ln 2 in two parts; the high one has 9 significant bits, so n * hi is exact.
+        let r = n.mul_add(s(-0.693_359_4), x);
+        let r = n.mul_add(s(2.121_944_4e-4), r);
+        let q = s(0.001_390_130_7)
+            .mul_add(r, s(0.008_363_2))
+            .mul_add(r, s(0.041_666_854))
+            .mul_add(r, s(0.166_665_76))
+            .mul_add(r, s(0.5));
+        let p = r.mul(r).mul_add(q, r).add(s(1.0));
+        // 2^n in two factors, each a normal number, so that only the last multiplication rounds.
+        let half = n.mul(s(0.5)).add(magic).sub(magic);
+        p.mul(half.pow2()).mul(n.sub(half).pow2())
+    }
+}
+
+/// Phi(-a) e^(a^2/2) over t = 1 / (1 + a/4), divided by t: ten coefficients, constant first, for a in 0..=15.
+const NORMAL_TAIL: [f32; 10] = [
+    0.099_749_364,
+    0.099_465_99,
+    0.095_723_17,
+    0.071_084_7,
+    0.089_170_2,
+    0.008_242_470,
+    0.033_588_25,
+    0.047_932_79,
+    -0.061_263_766,
+    0.016_306_838,
+];
+
+/// x * Phi(x), the GELU of the paper (arXiv 1606.08415), accurate in relative terms also for large negative x.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn gelu_erf<V: Vector>(x: V) -> V {
+    // SAFETY: forwarded from this function's contract.
+    unsafe {
+        let s = |c: f32| V::splat(c);
+        let a = x.abs();
+        let a = V::select_lt(s(15.0), a, s(15.0), a);
+        let t = s(1.0).div(a.mul_add(s(0.25), s(1.0)));
+        let mut g = s(NORMAL_TAIL[9]);
+        for i in (0..9).rev() {
+            g = g.mul_add(t, s(NORMAL_TAIL[i]));
+        }
+        let g = g.mul(t);
+        // a^2 = high + low exactly; e^(high + low) = e^high (1 + low) to first order.
+        let high = a.mul(a);
+        let low = a.mul_add(a, s(0.0).sub(high));
+        let e = exp(high.mul(s(-0.5)));
+        let e = low.mul(s(-0.5)).mul_add(e, e);
+        let tail = e.mul(g);
+        let product = x.mul(tail);
+        let negative = V::select_lt(x, s(-15.0), s(-0.0), product);
+        let positive = s(0.0).sub(x).mul_add(tail, x);
+        let positive = V::select_lt(x, s(15.0), positive, x); // infinity * 0 is NaN
+        V::select_lt(s(0.0), x, positive, negative)
+    }
+}
+
+/// The tanh approximation of GELU, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as x / (1 + e^(-2u)): no
+/// cancellation.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn gelu_tanh<V: Vector>(x: V) -> V {
+    // SAFETY: forwarded from this function's contract.
+    unsafe {
+        let s = |c: f32| V::splat(c);
+        let c = V::select_lt(x, s(-15.0), s(-15.0), x);
+        let c = V::select_lt(s(15.0), c, s(15.0), c);
+        let w = s(-0.071_354_814).mul_add(c.mul(c), s(-1.595_769_1));
+        // -2u = c * w, kept as high + low.
+        let high = c.mul(w);
+        let low = c.mul_add(w, s(0.0).sub(high));
+        let e = exp(high);
+        let e = V::select_lt(s(88.0), high, e, low.mul_add(e, e)); // e may be infinite there
+        let y = c.div(e.add(s(1.0)));
+        let y = V::select_lt(x, s(-15.0), s(-0.0), y);
+        V::select_lt(s(15.0), x, x, y)
+    }
+}
+
+/// 1 / (1 + e^-x).
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn sigmoid<V: Vector>(x: V) -> V {
+    // SAFETY: forwarded from this function's contract.
+    unsafe { V::splat(1.0).div(exp(V::splat(0.0).sub(x)).add(V::splat(1.0))) }
+}
+
+/// x * sigmoid(x) as x / (1 + e^-x); 0 below -104, where the quotient would be -inf / inf.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn silu<V: Vector>(x: V) -> V {
+    // SAFETY: forwarded from this function's contract.
+    unsafe {
+        let y = x.div(exp(V::splat(0.0).sub(x)).add(V::splat(1.0)));
+        V::select_lt(x, V::splat(-104.0), V::splat(-0.0), y)
+    }
+}
+
+/// tanh: an odd polynomial in x up to 0.625, 1 - 2 / (e^2a + 1) with the sign of x beyond.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn tanh<V: Vector>(x: V) -> V {
+    // SAFETY: forwarded from this function's contract.
+    unsafe {
+        let s = |c: f32| V::splat(c);
+        let a = x.abs();
+        let x2 = x.mul(x);
+        // Taylor-like minimax in x^2 (Cephes tanhf's form).
+        let p = s(-0.005_704_988_7)
+            .mul_add(x2, s(0.020_639_088))
+            .mul_add(x2, s(-0.053_739_715))
+            .mul_add(x2, s(0.133_314_43))
+            .mul_add(x2, s(-0.333_332_8));
+        let small = p.mul(x2).mul_add(x, x);
+        let e = exp(a.add(a));
+        let large = s(1.0).sub(s(2.0).div(e.add(s(1.0))));
+        let large = V::select_lt(x, s(0.0), s(0.0).sub(large), large);
+        V::select_lt(s(0.625), a, large, small)
+    }
+}
+
+/// max(x, 0), with NaN kept.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn relu<V: Vector>(x: V) -> V {
+    // SAFETY: forwarded from this function's contract.
+    unsafe { V::select_lt(x, V::splat(0.0), V::splat(0.0), x) }
+}

@@ -1,0 +1,50 @@
+//! The CPU backend: kernels written once over a vector trait, stamped for each instruction set, chosen at run time.
+
+mod attention;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod compute;
+mod dispatch;
+mod gemm;
+mod math;
+mod memory;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod packed;
+mod pooling;
+mod rows;
+mod scalar;
+mod simd;
+mod table;
+mod threads;
+
+pub use compute::CpuCompute;
+pub use dispatch::{available, by_name, selected};
+pub use table::Kernels;
+pub use threads::{init_performance_threads, init_threads, physical_cores};
+
+/// Hints that the cache line at `p` will be read soon, to L2. Any address is allowed.
+#[inline(always)]
+fn prefetch_l2(p: *const f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults; SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// Hints that the cache line at `p` will be written soon. Any address is allowed.
+#[inline(always)]
+fn prefetch_write(p: *mut f32) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, and is a no-op on CPUs without it.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) p, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}

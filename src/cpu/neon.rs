@@ -1,0 +1,79 @@
+//! NEON (every aarch64 CPU): four lanes.
+
+use std::arch::aarch64::*;
+
+use super::gemm;
+use super::simd::{POW2_MAGIC, Vector};
+use super::table::kernel_table;
+
+impl Vector for float32x4_t {
+    const LANES: usize = 4;
+    // SAFETY (all of this block): the trait's contract, valid pointers, is what each needs; NEON is part of aarch64.
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        unsafe { vld1q_f32(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        unsafe { vst1q_f32(p, self) }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        unsafe { vdupq_n_f32(x) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        unsafe { vaddq_f32(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, o: Self) -> Self {
+        unsafe { vsubq_f32(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, o: Self) -> Self {
+        unsafe { vmulq_f32(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn div(self, o: Self) -> Self {
+        unsafe { vdivq_f32(self, o) }
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        unsafe { vfmaq_f32(c, self, b) }
+    }
+    #[inline(always)]
+    unsafe fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self {
+        unsafe { vbslq_f32(vcltq_f32(x, y), a, b) }
+    }
+    #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        unsafe { vabsq_f32(self) }
+    }
+    #[inline(always)]
+    unsafe fn pow2(self) -> Self {
+        unsafe {
+            let biased = vreinterpretq_s32_f32(vaddq_f32(self, vdupq_n_f32(POW2_MAGIC)));
+            vreinterpretq_f32_s32(vshlq_n_s32::<23>(biased))
+        }
+    }
+}
+
+/// Rows of a register tile: 6 x 16 takes 24 of the 32 registers.
+pub(super) const TILE_ROWS: usize = 6;
+/// Panels of a register tile.
+pub(super) const TILE_PANELS: usize = 1;
+
+#[inline(always)]
+unsafe fn tile(t: &gemm::Tile) {
+    // SAFETY: forwarded; rows <= TILE_ROWS, one panel.
+    unsafe {
+        macro_rules! rows {
+            ($($mr:literal)*) => {
+                match t.rows { $($mr => gemm::tile::<float32x4_t, $mr, 4>(t),)* _ => unreachable!("tile of {} rows", t.rows) }
+            };
+        }
+        rows!(1 2 3 4 5 6)
+    }
+}
+
+kernel_table!("neon", "neon", float32x4_t, TILE_ROWS, TILE_PANELS);

@@ -1,0 +1,268 @@
+//! Weights packed once into panels, and the threaded driver of the matrix product.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::gemm::{Block, Finish, K_BLOCK, ROW_BLOCK};
+use super::memory::AlignedBuf;
+use super::simd::PANEL;
+use super::table::Kernels;
+use crate::error::{InferError, Result};
+use crate::gpu::Activation;
+use crate::weights::{Dtype, Tensor};
+
+/// An [n, k] matrix in panels of 16 output columns, `[panel][k][16]`, the last panel padded with zeros. 16-bit
+/// checkpoints stay 16-bit; a panel group is widened, exactly, while a row block passes.
+pub(super) struct PackedMatrix {
+    pub n: usize,
+    pub k: usize,
+    data: Panels,
+}
+
+enum Panels {
+    F32(AlignedBuf<f32>),
+    F16(AlignedBuf<u16>),
+    Bf16(AlignedBuf<u16>),
+}
+
+impl PackedMatrix {
+    /// Stacks tensors [n_i, k]. They are of one shape class and dtype, or all are widened to f32.
+    pub fn new(parts: &[Tensor]) -> Result<Self> {
+        let k = parts[0].shape()[1];
+        let n = parts.iter().map(|t| t.shape()[0]).sum::<usize>();
+        let dtypes = parts.iter().map(Tensor::dtype).collect::<Result<Vec<_>>>()?;
+        let dtype = if dtypes.iter().all(|d| *d == dtypes[0]) { dtypes[0] } else { Dtype::F32 };
+        let len = n.div_ceil(PANEL) * k * PANEL;
+        let rows: Vec<(&Tensor, usize)> = parts.iter().flat_map(|t| (0..t.shape()[0]).map(move |r| (t, r))).collect();
+        let data = match dtype {
+            Dtype::F32 => {
+                let mut data = AlignedBuf::zeroed(len, "packed weights")?;
+                pack(&rows, k, &mut data, |t, r, out| {
+                    t.read_f32(r * k, out)?;
+                    check(t, r, out)
+                })?;
+                Panels::F32(data)
+            }
+            Dtype::F16 | Dtype::BF16 => {
+                let mut data = AlignedBuf::zeroed(len, "packed weights")?;
+                // The exponent's bits, all set in an infinity or NaN.
+                let exponent = if dtype == Dtype::F16 { 0x7c00 } else { 0x7f80 };
+                pack(&rows, k, &mut data, |t, r, out: &mut [u16]| {
+                    let bytes = &t.bytes()[r * k * 2..(r + 1) * k * 2];
+                    for (value, pair) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                        *value = u16::from_le_bytes([pair[0], pair[1]]);
+                    }
+                    match out.iter().position(|v| v & exponent == exponent) {
+                        Some(column) => Err(not_finite(t, r, column)),
+                        None => Ok(()),
+                    }
+                })?;
+                if dtype == Dtype::F16 { Panels::F16(data) } else { Panels::Bf16(data) }
+            }
+        };
+        Ok(Self { n, k, data })
+    }
+
+    /// Memory taken by the panels.
+    pub fn bytes(&self) -> usize {
+        match &self.data {
+            Panels::F32(d) => d.len() * 4,
+            Panels::F16(d) | Panels::Bf16(d) => d.len() * 2,
+        }
+    }
+}
+
+fn check(t: &Tensor, row: usize, values: &[f32]) -> Result<()> {
+    match values.iter().position(|v| !v.is_finite()) {
+        Some(column) => Err(not_finite(t, row, column)),
+        None => Ok(()),
+    }
+}
+
+fn not_finite(t: &Tensor, row: usize, column: usize) -> InferError {
+    InferError::TensorError {
+        file: t.file().to_path_buf(),
+        tensor: t.name().to_string(),
+        expected: "finite values".to_string(),
+        found: format!("NaN or an infinity at [{row}, {column}]"),
+    }
+}
+
+/// Fills the panels, in parallel; `read` brings one row of a tensor, in the element type of the panels.
+fn pack<T: super::memory::Plain + Default>(
+    rows: &[(&Tensor, usize)],
+    k: usize,
+    data: &mut [T],
+    read: impl Fn(&Tensor, usize, &mut [T]) -> Result<()> + Sync,
+) -> Result<()> {
+    if k == 0 {
+        return Ok(());
+    }
+    data.par_chunks_mut(k * PANEL).zip(rows.par_chunks(PANEL)).try_for_each_init(
+        || vec![T::default(); k],
+        |row, (panel, sources)| {
+            for (j, (tensor, r)) in sources.iter().enumerate() {
+                read(tensor, *r, row)?;
+                for (k, value) in row.iter().enumerate() {
+                    panel[k * PANEL + j] = *value;
+                }
+            }
+            Ok(())
+        },
+    )
+}
+
+/// The operands of a product; see [`run`].
+pub(super) struct Product<'a> {
+    pub rows: usize,
+    /// [rows, k], dense.
+    pub a: &'a [f32],
+    pub weight: &'a PackedMatrix,
+    pub bias: Option<&'a [f32]>,
+    pub activation: Activation,
+    /// [rows, n], dense.
+    pub residual: Option<&'a [f32]>,
+}
+
+/// The output, shared by tasks that each write their own rows and columns.
+#[derive(Clone, Copy)]
+pub(super) struct Output(*mut f32);
+
+impl Output {
+    pub fn new(out: &mut [f32]) -> Self {
+        Self(out.as_mut_ptr())
+    }
+
+    /// The address `offset` values in; to write there, a task needs to be the only one that does.
+    pub fn at(self, offset: usize) -> *mut f32 {
+        self.0.wrapping_add(offset)
+    }
+}
+// SAFETY: a pointer alone touches nothing; who writes through it answers for the task's part.
+unsafe impl Send for Output {}
+// SAFETY: as above.
+unsafe impl Sync for Output {}
+
+/// Multiply-adds below which handing work to another thread costs more than it saves.
+const MIN_TASK: usize = 200_000;
+
+/// `c[rows, n] = act(a W^T + bias) + residual`, split over the current rayon pool's threads by panels, then by rows.
+pub(super) fn run(kernels: &Kernels, p: &Product, c: &mut [f32]) {
+    let (n, k) = (p.weight.n, p.weight.k);
+    assert!(p.a.len() >= p.rows * k && c.len() >= p.rows * n, "matmul: operand lengths");
+    assert!(p.bias.is_none_or(|b| b.len() >= n), "matmul: bias length");
+    assert!(p.residual.is_none_or(|r| r.len() >= p.rows * n), "matmul: residual length");
+    if p.rows == 0 || n == 0 {
+        return;
+    }
+    let panels = n.div_ceil(PANEL);
+    let groups = panels.div_ceil(kernels.tile_panels());
+    let threads = rayon::current_num_threads();
+    let tasks = threads.min((p.rows * n * k.max(1)).div_ceil(MIN_TASK));
+    let by_columns = tasks.min(groups);
+    let by_rows = (tasks / by_columns).clamp(1, p.rows.div_ceil(kernels.tile_rows()));
+    let output = Output::new(c);
+    let task = |i: usize| {
+        let (col, row) = (i % by_columns, i / by_columns);
+        let cut = |at: usize| (groups * at / by_columns * kernels.tile_panels()).min(panels);
+        let rows = p.rows * row / by_rows..p.rows * (row + 1) / by_rows;
+        // SAFETY: the ranges of different tasks do not meet, and lie inside `c` by the assertions above.
+        unsafe { part(kernels, p, rows, cut(col)..cut(col + 1), output) };
+    };
+    match by_columns * by_rows {
+        1 => task(0),
+        tasks => (0..tasks).into_par_iter().with_max_len(1).for_each(task),
+    }
+}
+
+/// The rows and panels of one task.
+///
+/// # Safety
+/// The caller alone writes these rows and columns of `c`; the operands are as long as [`run`] asserts.
+unsafe fn part(kernels: &Kernels, p: &Product, rows: Range<usize>, panels: Range<usize>, c: Output) {
+    let (n, k) = (p.weight.n, p.weight.k);
+    let blocks = rows.len().div_ceil(ROW_BLOCK);
+    for k0 in (0..k.max(1)).step_by(K_BLOCK) {
+        let depth = K_BLOCK.min(k - k0);
+        for i in 0..blocks {
+            let cut = |at: usize| rows.start + rows.len() * at / blocks;
+            let (first, end) = (cut(i), cut(i + 1));
+            let block = Block {
+                rows: end - first,
+                k: depth,
+                a: p.a[first * k + k0..].as_ptr(),
+                lda: k,
+                b: std::ptr::null(),
+                panel_stride: 0,
+                panels: panels.clone(),
+                contiguous: true,
+                c: c.at(first * n),
+                ldc: n,
+                n,
+                first: k0 == 0,
+                finish: (k0 + depth == k).then(|| Finish {
+                    bias: p.bias.map(<[f32]>::as_ptr),
+                    activation: p.activation,
+                    residual: p.residual.map(|r| (r[first * n..].as_ptr(), n)),
+                }),
+            };
+            // SAFETY: forwarded; `panels_block` points `b` at panels of the matrix.
+            unsafe { panels_block(kernels, p.weight, k0, block) };
+        }
+    }
+}
+
+/// Runs one K block, widening 16-bit panels group by group.
+///
+/// # Safety
+/// As the kernel's `block`; `b` and `panel_stride` are set here.
+unsafe fn panels_block(kernels: &Kernels, w: &PackedMatrix, k0: usize, block: Block) {
+    let at = |panel: usize| (panel * w.k + k0) * PANEL;
+    let (halves, widen): (&[u16], fn(&[u16], &mut [f32])) = match &w.data {
+        Panels::F32(data) => {
+            let b = data[at(block.panels.start)..].as_ptr();
+            // SAFETY: forwarded; whole panels follow `b`.
+            unsafe { (kernels.raw.block)(&Block { b, panel_stride: w.k * PANEL, ..block }) };
+            return;
+        }
+        Panels::F16(data) => (data, widen_f16),
+        Panels::Bf16(data) => (data, widen_bf16),
+    };
+    thread_local! {
+        static GROUP: std::cell::RefCell<Vec<f32>> = const { std::cell::RefCell::new(Vec::new()) };
+    }
+    let group_panels = kernels.tile_panels();
+    let panel_len = block.k * PANEL;
+    GROUP.with_borrow_mut(|group| {
+        group.resize(group_panels * K_BLOCK * PANEL, 0.0);
+        for start in block.panels.clone().step_by(group_panels) {
+            let end = (start + group_panels).min(block.panels.end);
+            for panel in start..end {
+                let source = &halves[at(panel)..][..panel_len];
+                widen(source, &mut group[(panel - start) * panel_len..][..panel_len]);
+            }
+            // SAFETY: forwarded; `group` holds the panels start..end.
+            unsafe {
+                (kernels.raw.block)(&Block {
+                    b: group.as_ptr(),
+                    panel_stride: panel_len,
+                    panels: start..end,
+                    contiguous: false,
+                    ..block
+                });
+            }
+        }
+    });
+}
+
+fn widen_f16(source: &[u16], out: &mut [f32]) {
+    use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+    source.reinterpret_cast::<half::f16>().convert_to_f32_slice(out);
+}
+
+fn widen_bf16(source: &[u16], out: &mut [f32]) {
+    for (o, s) in out.iter_mut().zip(source) {
+        *o = f32::from_bits(u32::from(*s) << 16);
+    }
+}

@@ -1,0 +1,253 @@
+//! Row operations, written once over [`Vector`]: elementwise maps, reductions, softmax and norms.
+//!
+//! Reductions keep [`VIRTUAL_LANES`] partial sums: element i goes to lane i mod 32, in ascending order, the row padded
+//! with +0 to a multiple of 32; lanes are then folded by halving. The register width does not show in the result.
+
+use super::math;
+use super::simd::{VIRTUAL_LANES, Vector};
+use crate::gpu::Activation;
+
+/// Calls `f(i, n)` for each register-sized piece of `0..len`: n is LANES but for the last piece.
+#[inline(always)]
+fn pieces<V: Vector>(len: usize, mut f: impl FnMut(usize, usize)) {
+    let mut i = 0;
+    while i + V::LANES <= len {
+        f(i, V::LANES);
+        i += V::LANES;
+    }
+    if i < len {
+        f(i, len - i);
+    }
+}
+
+#[inline(always)]
+unsafe fn load<V: Vector>(p: *const f32, n: usize) -> V {
+    // SAFETY: the caller vouches for `n` values at `p`.
+    unsafe { if n == V::LANES { V::load(p) } else { V::load_part(p, n) } }
+}
+
+#[inline(always)]
+unsafe fn store<V: Vector>(v: V, p: *mut f32, n: usize) {
+    // SAFETY: the caller vouches for `n` values at `p`.
+    unsafe { if n == V::LANES { v.store(p) } else { v.store_part(p, n) } }
+}
+
+/// Sum over `0..len` of `term(acc, i, n)`, which returns `acc` plus (or FMA) the n values at i; padding lanes add +0.
+#[inline(always)]
+unsafe fn reduce<V: Vector>(len: usize, mut term: impl FnMut(V, usize, usize) -> V) -> f32 {
+    // SAFETY: forwarded; the array is as long as the one-lane instance needs.
+    unsafe {
+        let mut acc = [V::splat(0.0); VIRTUAL_LANES];
+        let registers = VIRTUAL_LANES / V::LANES;
+        let mut i = 0;
+        while i + VIRTUAL_LANES <= len {
+            for (r, a) in acc.iter_mut().enumerate().take(registers) {
+                *a = term(*a, i + r * V::LANES, V::LANES);
+            }
+            i += VIRTUAL_LANES;
+        }
+        if i < len {
+            // Every lane sees the padding, also where a whole register is padding: -0 + 0 is +0.
+            for a in acc.iter_mut().take(registers) {
+                *a = term(*a, i, len.saturating_sub(i).min(V::LANES));
+                i += V::LANES;
+            }
+        }
+        let mut width = registers / 2;
+        while width > 0 {
+            for r in 0..width {
+                acc[r] = acc[r].add(acc[r + width]);
+            }
+            width /= 2;
+        }
+        acc[0].fold()
+    }
+}
+
+#[inline(always)]
+unsafe fn activate<V: Vector>(kind: Activation, x: V) -> V {
+    // SAFETY: forwarded from the callers' contract.
+    unsafe {
+        match kind {
+            Activation::Identity => x,
+            Activation::Relu => math::relu(x),
+            Activation::GeluErf => math::gelu_erf(x),
+            Activation::GeluTanh => math::gelu_tanh(x),
+            Activation::Silu => math::silu(x),
+            Activation::Sigmoid => math::sigmoid(x),
+            Activation::Tanh => math::tanh(x),
+        }
+    }
+}
+
+/// x[i] = f(x[i]).
+#[inline(always)]
+pub(crate) unsafe fn activation<V: Vector>(kind: Activation, x: &mut [f32]) {
+    let p = x.as_mut_ptr();
+    // The match on `kind` stays outside the loop: one loop per function.
+    macro_rules! each {
+        ($f:path) => {
+            // SAFETY: pieces stay inside `x`.
+            pieces::<V>(x.len(), |i, n| unsafe { store($f(load::<V>(p.add(i), n)), p.add(i), n) })
+        };
+    }
+    match kind {
+        Activation::Identity => {}
+        Activation::Relu => each!(math::relu),
+        Activation::GeluErf => each!(math::gelu_erf),
+        Activation::GeluTanh => each!(math::gelu_tanh),
+        Activation::Silu => each!(math::silu),
+        Activation::Sigmoid => each!(math::sigmoid),
+        Activation::Tanh => each!(math::tanh),
+    }
+}
+
+/// x[i] = e^x[i].
+#[inline(always)]
+pub(crate) unsafe fn exp<V: Vector>(x: &mut [f32]) {
+    let p = x.as_mut_ptr();
+    // SAFETY: pieces stay inside `x`.
+    pieces::<V>(x.len(), |i, n| unsafe { store(math::exp(load::<V>(p.add(i), n)), p.add(i), n) });
+}
+
+/// What a linear layer does to its result on the way out: act(c + bias) + residual, each optional.
+#[inline(always)]
+pub(crate) unsafe fn finish<V: Vector>(c: &mut [f32], bias: Option<&[f32]>, act: Activation, residual: Option<&[f32]>) {
+    let p = c.as_mut_ptr();
+    // SAFETY: the caller gives `bias` and `residual` the length of `c`.
+    pieces::<V>(c.len(), |i, n| unsafe {
+        let mut x = load::<V>(p.add(i), n);
+        if let Some(b) = bias {
+            x = x.add(load(b.as_ptr().add(i), n));
+        }
+        x = activate(act, x);
+        if let Some(r) = residual {
+            x = x.add(load(r.as_ptr().add(i), n));
+        }
+        store(x, p.add(i), n);
+    });
+}
+
+/// x[i] = x[i] + y[i].
+#[inline(always)]
+pub(crate) unsafe fn add<V: Vector>(x: &mut [f32], y: &[f32]) {
+    let p = x.as_mut_ptr();
+    // SAFETY: the caller gives both the same length.
+    pieces::<V>(x.len(), |i, n| unsafe { store(load::<V>(p.add(i), n).add(load(y.as_ptr().add(i), n)), p.add(i), n) });
+}
+
+/// x[i] = x[i] * y[i].
+#[inline(always)]
+pub(crate) unsafe fn mul<V: Vector>(x: &mut [f32], y: &[f32]) {
+    let p = x.as_mut_ptr();
+    // SAFETY: the caller gives both the same length.
+    pieces::<V>(x.len(), |i, n| unsafe { store(load::<V>(p.add(i), n).mul(load(y.as_ptr().add(i), n)), p.add(i), n) });
+}
+
+/// Sum of a[i] * b[i], one FMA chain per virtual lane.
+#[inline(always)]
+pub(crate) unsafe fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
+    let (pa, pb) = (a.as_ptr(), b.as_ptr());
+    // SAFETY: the caller gives both the same length.
+    unsafe { reduce::<V>(a.len(), |acc, i, n| load::<V>(pa.wrapping_add(i), n).mul_add(load(pb.wrapping_add(i), n), acc)) }
+}
+
+/// Softmax of x * scale + bias in place: z = fma(x, scale, bias) (x * scale without a bias), e = exp(z - max z),
+/// x = e * (1 / sum e).
+#[inline(always)]
+pub(crate) unsafe fn softmax<V: Vector>(x: &mut [f32], scale: f32, bias: Option<&[f32]>) {
+    let (p, len) = (x.as_mut_ptr(), x.len());
+    // SAFETY: the caller gives `bias` the length of `x`.
+    unsafe {
+        let mut top = V::splat(f32::NEG_INFINITY);
+        let factor = V::splat(scale);
+        let mut peak = f32::NEG_INFINITY;
+        pieces::<V>(len, |i, n| {
+            let v = load::<V>(p.add(i), n);
+            let z = match bias {
+                Some(b) => v.mul_add(factor, load(b.as_ptr().add(i), n)),
+                None => v.mul(factor),
+            };
+            store(z, p.add(i), n);
+            if n == V::LANES {
+                top = V::select_lt(top, z, z, top);
+            } else {
+                for j in 0..n {
+                    let value = *p.add(i + j);
+                    peak = if peak < value { value } else { peak };
+                }
+            }
+        });
+        let mut lanes = [f32::NEG_INFINITY; super::simd::PANEL];
+        top.store(lanes.as_mut_ptr());
+        for value in lanes {
+            peak = if peak < value { value } else { peak };
+        }
+        let peak = V::splat(peak);
+        let sum = reduce::<V>(len, |acc, i, n| {
+            let e = math::exp(load::<V>(p.wrapping_add(i), n).sub(peak));
+            store(e, p.wrapping_add(i), n);
+            acc.add(load(p.wrapping_add(i), n)) // re-read: padding lanes are +0
+        });
+        let inverse = V::splat(1.0 / sum);
+        pieces::<V>(len, |i, n| store(load::<V>(p.add(i), n).mul(inverse), p.add(i), n));
+    }
+}
+
+/// d = x - mean; y = fma(d * (1 / sqrt(mean(d^2) + eps)), gamma, beta).
+#[inline(always)]
+pub(crate) unsafe fn layer_norm<V: Vector>(x: &mut [f32], gamma: &[f32], beta: Option<&[f32]>, eps: f32) {
+    let (p, len) = (x.as_mut_ptr(), x.len());
+    // SAFETY: the caller gives `gamma` and `beta` the length of `x`.
+    unsafe {
+        let mean = reduce::<V>(len, |acc, i, n| acc.add(load(p.wrapping_add(i), n))) / len as f32;
+        let mean = V::splat(mean);
+        let squares = reduce::<V>(len, |acc, i, n| {
+            store(load::<V>(p.wrapping_add(i), n).sub(mean), p.wrapping_add(i), n);
+            let d = load::<V>(p.wrapping_add(i), n); // re-read: padding lanes are +0
+            d.mul_add(d, acc)
+        });
+        let inverse = 1.0 / (squares / len as f32 + eps).sqrt();
+        scale_rows::<V>(x, inverse, gamma, beta);
+    }
+}
+
+/// y = x * (1 / sqrt(mean(x^2) + eps)) * gamma.
+#[inline(always)]
+pub(crate) unsafe fn rms_norm<V: Vector>(x: &mut [f32], gamma: &[f32], eps: f32) {
+    // SAFETY: the caller gives `gamma` the length of `x`.
+    unsafe {
+        let inverse = 1.0 / (dot::<V>(x, x) / x.len() as f32 + eps).sqrt();
+        scale_rows::<V>(x, inverse, gamma, None);
+    }
+}
+
+#[inline(always)]
+unsafe fn scale_rows<V: Vector>(x: &mut [f32], inverse: f32, gamma: &[f32], beta: Option<&[f32]>) {
+    let p = x.as_mut_ptr();
+    // SAFETY: the caller gives `gamma` and `beta` the length of `x`.
+    unsafe {
+        let inverse = V::splat(inverse);
+        pieces::<V>(x.len(), |i, n| {
+            let v = load::<V>(p.add(i), n).mul(inverse);
+            let g = load::<V>(gamma.as_ptr().add(i), n);
+            let y = match beta {
+                Some(b) => v.mul_add(g, load(b.as_ptr().add(i), n)),
+                None => v.mul(g),
+            };
+            store(y, p.add(i), n);
+        });
+    }
+}
+
+/// x = x / max(|x|, 1e-12), |x| the Euclidean norm.
+#[inline(always)]
+pub(crate) unsafe fn l2_normalize<V: Vector>(x: &mut [f32]) {
+    let p = x.as_mut_ptr();
+    // SAFETY: pieces stay inside `x`.
+    unsafe {
+        let norm = dot::<V>(x, x).sqrt();
+        let norm = V::splat(if norm < 1e-12 { 1e-12 } else { norm });
+        pieces::<V>(x.len(), |i, n| store(load::<V>(p.add(i), n).div(norm), p.add(i), n));
+    }
+}

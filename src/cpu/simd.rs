@@ -1,0 +1,122 @@
+//! The few vector operations every instruction set offers, and their one-lane instance.
+//!
+//! Each method is one correctly rounded IEEE 754 operation, an exact bit operation or a move, lane by lane, so an
+//! algorithm written over [`Vector`] gives the same bits on every instance.
+
+/// Column width of a packed weight panel: one AVX-512 register, two AVX2 registers, four NEON registers.
+pub(crate) const PANEL: usize = 16;
+
+/// Partial sums a row reduction keeps, whatever the register width (see docs/numerics.md, "Row reductions").
+pub(crate) const VIRTUAL_LANES: usize = 32;
+
+/// A register of `LANES` f32 values.
+///
+/// # Safety
+/// Every method requires a CPU that has the instance's instruction set; pointers must be valid for the lanes touched.
+pub(crate) trait Vector: Copy {
+    /// Values in a register; a power of two, at most [`PANEL`].
+    const LANES: usize;
+    unsafe fn load(p: *const f32) -> Self;
+    unsafe fn store(self, p: *mut f32);
+    /// The first `n < LANES` values; the other lanes are +0.
+    #[inline(always)]
+    unsafe fn load_part(p: *const f32, n: usize) -> Self {
+        let mut padded = [0f32; PANEL];
+        // SAFETY: the caller vouches for `n` values at `p`; `padded` holds a whole register.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, padded.as_mut_ptr(), n);
+            Self::load(padded.as_ptr())
+        }
+    }
+    /// Writes the first `n < LANES` values.
+    #[inline(always)]
+    unsafe fn store_part(self, p: *mut f32, n: usize) {
+        let mut padded = [0f32; PANEL];
+        // SAFETY: the caller vouches for `n` values at `p`; `padded` holds a whole register.
+        unsafe {
+            self.store(padded.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(padded.as_ptr(), p, n);
+        }
+    }
+    unsafe fn splat(x: f32) -> Self;
+    unsafe fn add(self, o: Self) -> Self;
+    unsafe fn sub(self, o: Self) -> Self;
+    unsafe fn mul(self, o: Self) -> Self;
+    unsafe fn div(self, o: Self) -> Self;
+    /// `self * b + c`, rounded once.
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self;
+    /// `x < y ? a : b`, lane by lane; `b` where either is NaN. Hardware min and max differ on NaN between ISAs.
+    unsafe fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self;
+    unsafe fn abs(self) -> Self;
+    /// 2^k for an integer-valued k in -126..=127.
+    unsafe fn pow2(self) -> Self;
+    /// Sum of the lanes by halving: lane i takes lane i + LANES/2, until one is left.
+    #[inline(always)]
+    unsafe fn fold(self) -> f32 {
+        let mut lanes = [0f32; PANEL];
+        // SAFETY: `lanes` holds a whole register.
+        unsafe { self.store(lanes.as_mut_ptr()) };
+        let mut width = Self::LANES / 2;
+        while width > 0 {
+            for i in 0..width {
+                lanes[i] += lanes[i + width];
+            }
+            width /= 2;
+        }
+        lanes[0]
+    }
+}
+
+/// The magic addend of [`Vector::pow2`]: 1.5 * 2^23 + 127 leaves k + 127 in the low mantissa bits, so that a shift
+/// makes the exponent; no float-to-int conversion (whose NaN and range rules differ between ISAs) takes part.
+pub(crate) const POW2_MAGIC: f32 = 12_583_039.0;
+
+impl Vector for f32 {
+    const LANES: usize = 1;
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> Self {
+        // SAFETY: forwarded from the trait's contract.
+        unsafe { *p }
+    }
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32) {
+        // SAFETY: forwarded from the trait's contract.
+        unsafe { *p = self }
+    }
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> Self {
+        x
+    }
+    #[inline(always)]
+    unsafe fn add(self, o: Self) -> Self {
+        self + o
+    }
+    #[inline(always)]
+    unsafe fn sub(self, o: Self) -> Self {
+        self - o
+    }
+    #[inline(always)]
+    unsafe fn mul(self, o: Self) -> Self {
+        self * o
+    }
+    #[inline(always)]
+    unsafe fn div(self, o: Self) -> Self {
+        self / o
+    }
+    #[inline(always)]
+    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
+        f32::mul_add(self, b, c)
+    }
+    #[inline(always)]
+    unsafe fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self {
+        if x < y { a } else { b }
+    }
+    #[inline(always)]
+    unsafe fn abs(self) -> Self {
+        f32::abs(self)
+    }
+    #[inline(always)]
+    unsafe fn pow2(self) -> Self {
+        f32::from_bits((self + POW2_MAGIC).to_bits() << 23)
+    }
+}

@@ -1,0 +1,86 @@
+//! Every environment variable the library reads, declared once. Nothing else in the crate touches the environment.
+
+/// A variable: its name, the values it takes, its default, and what it does in one sentence.
+#[derive(Debug, Clone, Copy)]
+pub struct Variable {
+    /// The name in the environment.
+    pub name: &'static str,
+    /// The values it takes.
+    pub values: &'static str,
+    /// What holds when it is unset.
+    pub default: &'static str,
+    /// What it does.
+    pub purpose: &'static str,
+}
+
+impl Variable {
+    /// The value set by the user, if any; an empty one counts as unset.
+    pub fn value(&self) -> Option<String> {
+        std::env::var(self.name).ok().filter(|v| !v.is_empty())
+    }
+}
+
+const FORCE_CPU: Variable = Variable {
+    name: "KIN_INFER_FORCE_CPU",
+    values: "1, true, yes or on",
+    default: "unset",
+    purpose: "Computes on the CPU even where a GPU backend is compiled in and a device is found.",
+};
+
+const CPU_ISA: Variable = Variable {
+    name: "KIN_INFER_CPU_ISA",
+    values: "scalar, avx2, avx512 or neon",
+    default: "the widest the CPU has",
+    purpose: "Pins the instruction set of the CPU kernels; results do not depend on it, only speed does.",
+};
+
+const CPU_BACKEND: Variable = Variable {
+    name: "KIN_INFER_CPU_BACKEND",
+    values: "pure-rust",
+    default: "unset",
+    purpose: "Pins the deterministic kernels where a BLAS is compiled in; this build has none, so they always run.",
+};
+
+const HF_HOME: Variable = Variable {
+    name: "HF_HOME",
+    values: "a folder",
+    default: "~/.cache/huggingface",
+    purpose: "Where the local model hub cache lies; a model given as `owner/name` is looked up in its `hub` folder.",
+};
+
+const HF_HUB_CACHE: Variable = Variable {
+    name: "HF_HUB_CACHE",
+    values: "a folder",
+    default: "$HF_HOME/hub",
+    purpose: "The local model hub cache itself; takes precedence over HF_HOME.",
+};
+
+const HOME: Variable = Variable {
+    name: "HOME",
+    values: "a folder",
+    default: "set by the system",
+    purpose: "Where the default hub cache is found.",
+};
+
+/// All of them, in the order `kin-infer env` prints.
+pub const VARIABLES: &[Variable] = &[FORCE_CPU, CPU_ISA, CPU_BACKEND, HF_HUB_CACHE, HF_HOME, HOME];
+
+/// Whether `KIN_INFER_FORCE_CPU` asks for the CPU.
+pub(crate) fn force_cpu() -> bool {
+    FORCE_CPU.value().is_some_and(|v| matches!(v.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on"))
+}
+
+/// The instruction set `KIN_INFER_CPU_ISA` pins.
+pub(crate) fn cpu_isa() -> Option<String> {
+    CPU_ISA.value().map(|v| v.to_ascii_lowercase())
+}
+
+/// The folder of the local hub cache, whether it exists or not.
+pub fn hub_cache() -> Option<std::path::PathBuf> {
+    let under = |v: &Variable, rest: &str| v.value().map(|p| std::path::Path::new(&p).join(rest));
+    HF_HUB_CACHE
+        .value()
+        .map(Into::into)
+        .or_else(|| under(&HF_HOME, "hub"))
+        .or_else(|| under(&HOME, ".cache/huggingface/hub"))
+}

@@ -1,0 +1,110 @@
+//! The backend trait: primitives every backend has, and fused operations defined by their composition.
+
+use super::{
+    Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuDeviceInfo, IndexBuffer, PoolingMode, Rope,
+    Segments, Table, Weight,
+};
+use crate::error::Result;
+use crate::weights::Tensor;
+
+/// A compute backend over device buffers. Operations enqueue; [`read`](Self::read) waits for their results.
+///
+/// Matrices are row-major f32. Sizes that contradict each other are an error before anything is computed. The order of
+/// every sum is fixed by docs/numerics.md: all backends give the same bits.
+pub trait GpuCompute: Send + Sync {
+    /// The kind of device.
+    fn backend(&self) -> GpuBackend;
+    /// The device.
+    fn device(&self) -> GpuDeviceInfo;
+
+    /// A buffer of `len` values, unspecified until written.
+    fn alloc(&self, len: usize) -> Result<Buffer>;
+    /// A buffer that holds `values`.
+    fn upload(&self, values: &[f32]) -> Result<Buffer>;
+    /// An index buffer that holds `values`.
+    fn upload_index(&self, values: &[u32]) -> Result<IndexBuffer>;
+    /// Copies the first `out.len()` values to the host.
+    fn read(&self, buffer: &Buffer, out: &mut [f32]) -> Result<()>;
+    /// Prepares the matrix of a linear layer from tensors [n_i, k] stacked in their order: [sum n_i, k]. A value that
+    /// is not finite is a `TensorError`.
+    fn prepare_weight(&self, parts: &[Tensor]) -> Result<Weight>;
+    /// Prepares an embedding table from a tensor [rows, cols].
+    fn prepare_table(&self, tensor: &Tensor) -> Result<Table>;
+
+    /// `out[i] = table[ids[i]]`, or `out[i] += table[ids[i]]` with `accumulate`.
+    fn gather(&self, table: &Table, ids: &IndexBuffer, accumulate: bool, out: &mut Buffer) -> Result<()>;
+    /// `out[rows, n] = act(x[rows, k] W^T + bias) + residual`.
+    fn matmul(&self, x: &Buffer, rows: usize, weight: &Weight, epilogue: Epilogue, out: &mut Buffer) -> Result<()>;
+    /// `scores[s][h][i][j] = q_i . k_j` for each sequence and head, not yet scaled.
+    fn attention_scores(&self, q: Columns, k: Columns, shape: &AttentionShape, scores: &mut Buffer) -> Result<()>;
+    /// Softmax of each row of a score buffer, scaled and biased as `shape` says.
+    fn softmax(&self, scores: &mut Buffer, shape: &AttentionShape) -> Result<()>;
+    /// `out[i][h] = sum_j probabilities[s][h][i][j] v_j`, [rows, heads * head_dim].
+    fn attention_values(&self, scores: &Buffer, v: Columns, shape: &AttentionShape, out: &mut Buffer) -> Result<()>;
+    /// LayerNorm (arXiv 1607.06450) of each row in place.
+    fn layer_norm(&self, x: &mut Buffer, gamma: &Buffer, beta: Option<&Buffer>, eps: f32) -> Result<()>;
+    /// RMSNorm (arXiv 1910.07467) of each row in place.
+    fn rms_norm(&self, x: &mut Buffer, gamma: &Buffer, eps: f32) -> Result<()>;
+    /// Each value through `activation`, in place.
+    fn activate(&self, x: &mut Buffer, activation: Activation) -> Result<()>;
+    /// `x[i] += y[i]`.
+    fn add(&self, x: &mut Buffer, y: &Buffer) -> Result<()>;
+    /// `x[i] *= y[i]`.
+    fn mul(&self, x: &mut Buffer, y: &Buffer) -> Result<()>;
+    /// Rotates the pairs of each head: (a, b) becomes (a cos - b sin, b cos + a sin).
+    fn rope(&self, x: &mut Buffer, rope: &Rope) -> Result<()>;
+    /// Pools each range of rows of `x` [rows, cols] into row i of `out` [ranges, out_stride], at column `out_first`.
+    /// The first `skip` rows of each range, a prompt, take no part; a range with no others is an error.
+    fn pool(
+        &self,
+        x: &Buffer,
+        cols: usize,
+        ranges: &Segments,
+        skip: usize,
+        mode: PoolingMode,
+        out: (&mut Buffer, usize, usize),
+    ) -> Result<()>;
+    /// Each row of `x` [rows, cols] divided by max(its Euclidean norm, 1e-12).
+    fn l2_normalize(&self, x: &mut Buffer, cols: usize) -> Result<()>;
+
+    /// Self-attention: scores, softmax, values.
+    fn attention(&self, q: Columns, k: Columns, v: Columns, shape: &AttentionShape, out: &mut Buffer) -> Result<()> {
+        let mut scores = self.alloc(shape.score_len())?;
+        self.attention_scores(q, k, shape, &mut scores)?;
+        self.softmax(&mut scores, shape)?;
+        self.attention_values(&scores, v, shape, out)
+    }
+
+    /// `out = norm(x W^T + bias + residual)`: the end of a post-norm block.
+    #[allow(clippy::too_many_arguments)] // the fused operation's operands; a struct would only rename them
+    fn linear_add_norm(
+        &self,
+        x: &Buffer,
+        rows: usize,
+        weight: &Weight,
+        bias: Option<&Buffer>,
+        residual: &Buffer,
+        norm: (&Buffer, Option<&Buffer>, f32),
+        out: &mut Buffer,
+    ) -> Result<()> {
+        let epilogue = Epilogue { bias, activation: Activation::Identity, residual: Some(residual) };
+        self.matmul(x, rows, weight, epilogue, out)?;
+        self.layer_norm(out, norm.0, norm.1, norm.2)
+    }
+
+    /// `out = act(x G^T + g) * (x U^T + u)`: the first half of a gated feed-forward block (arXiv 2002.05202).
+    fn gated_ffn(
+        &self,
+        x: &Buffer,
+        rows: usize,
+        gate: (&Weight, Option<&Buffer>),
+        up: (&Weight, Option<&Buffer>),
+        activation: Activation,
+        out: &mut Buffer,
+    ) -> Result<()> {
+        let mut product = self.alloc(rows * up.0.n())?;
+        self.matmul(x, rows, up.0, Epilogue { bias: up.1, ..Epilogue::NONE }, &mut product)?;
+        self.matmul(x, rows, gate.0, Epilogue { bias: gate.1, activation, residual: None }, out)?;
+        self.mul(out, &product)
+    }
+}

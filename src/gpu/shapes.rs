@@ -1,0 +1,177 @@
+//! The small named structs in which shapes and options travel to a backend.
+
+use std::ops::Range;
+
+use super::{Buffer, IndexBuffer};
+
+/// An elementwise function of a feed-forward or dense layer. `GeluErf` is x Phi(x), `GeluTanh` its tanh approximation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// x
+    Identity,
+    /// max(x, 0)
+    Relu,
+    /// x Phi(x)
+    GeluErf,
+    /// 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+    GeluTanh,
+    /// x / (1 + e^-x)
+    Silu,
+    /// 1 / (1 + e^-x)
+    Sigmoid,
+    /// tanh x
+    Tanh,
+}
+
+/// How the token vectors of a sequence become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolingMode {
+    /// The first token.
+    Cls,
+    /// The largest value of each feature.
+    Max,
+    /// The sum over tokens, divided by their number.
+    Mean,
+    /// The sum over tokens, divided by the square root of their number.
+    MeanSqrtLen,
+    /// The sum of (i + 1) x_i, divided by the sum of the weights i + 1; i counts the tokens from 0.
+    WeightedMean,
+    /// The last token.
+    LastToken,
+}
+
+/// What a linear layer does on the way out: `act(x W^T + bias) + residual`.
+#[derive(Clone, Copy)]
+pub struct Epilogue<'a> {
+    /// [n], added to each row.
+    pub bias: Option<&'a Buffer>,
+    /// Applied after the bias.
+    pub activation: Activation,
+    /// [rows, n], added last.
+    pub residual: Option<&'a Buffer>,
+}
+
+impl Epilogue<'_> {
+    /// Nothing but the product.
+    pub const NONE: Epilogue<'static> = Epilogue { bias: None, activation: Activation::Identity, residual: None };
+}
+
+/// Columns of a row-major matrix: row r is `buffer[r * stride + first ..]`.
+#[derive(Clone, Copy)]
+pub struct Columns<'a> {
+    /// The matrix.
+    pub buffer: &'a Buffer,
+    /// The first column.
+    pub first: usize,
+    /// The matrix' width.
+    pub stride: usize,
+}
+
+/// Where each sequence of a packed batch lies: sequence i holds the rows `offsets[i]..offsets[i + 1]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segments {
+    offsets: Vec<usize>,
+}
+
+impl Segments {
+    /// From the sequences' lengths.
+    pub fn from_lengths(lengths: impl IntoIterator<Item = usize>) -> Self {
+        let mut offsets = vec![0];
+        let mut end = 0;
+        for len in lengths {
+            end += len;
+            offsets.push(end);
+        }
+        Self { offsets }
+    }
+
+    /// Number of sequences.
+    pub fn len(&self) -> usize {
+        self.offsets.len() - 1
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Rows in all.
+    pub fn total(&self) -> usize {
+        self.offsets[self.offsets.len() - 1]
+    }
+
+    /// The rows of sequence i.
+    pub fn range(&self, i: usize) -> Range<usize> {
+        self.offsets[i]..self.offsets[i + 1]
+    }
+
+    /// The rows of each sequence in turn.
+    pub fn iter(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.offsets.windows(2).map(|w| w[0]..w[1])
+    }
+}
+
+/// Attention with linear biases (arXiv 2108.12409), the bidirectional form: -slope |i - j| is added to a scaled score.
+#[derive(Clone, Copy)]
+pub struct Alibi<'a> {
+    /// [heads]
+    pub slopes: &'a Buffer,
+    /// [rows]: the position of each token.
+    pub positions: &'a IndexBuffer,
+}
+
+/// Self-attention over the sequences of a packed batch, each attending to its own tokens only.
+#[derive(Clone, Copy)]
+pub struct AttentionShape<'a> {
+    /// The sequences.
+    pub segments: &'a Segments,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; each serves `heads / kv_heads` query heads.
+    pub kv_heads: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Position bias, if any.
+    pub alibi: Option<Alibi<'a>>,
+}
+
+impl AttentionShape<'_> {
+    /// Values of a score buffer: sequence after sequence, [heads, len, len] each.
+    pub fn score_len(&self) -> usize {
+        self.segments.iter().map(|r| self.heads * r.len() * r.len()).sum()
+    }
+}
+
+/// Which features of a head form a rotated pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeLayout {
+    /// Feature i with feature i + rotary_dim / 2 (GPT-NeoX, LLaMA in transformers).
+    Halves,
+    /// Feature 2i with feature 2i + 1 (GPT-J).
+    Interleaved,
+}
+
+/// Rotary position embedding (arXiv 2104.09864) of `heads` heads that start at column `first`.
+#[derive(Clone, Copy)]
+pub struct Rope<'a> {
+    /// Cosine of each position and pair, [positions, rotary_dim / 2].
+    pub cos: &'a Buffer,
+    /// Sine of each position and pair, [positions, rotary_dim / 2].
+    pub sin: &'a Buffer,
+    /// [rows]: the position of each row.
+    pub positions: &'a IndexBuffer,
+    /// The first column of the first head.
+    pub first: usize,
+    /// Width of the matrix.
+    pub stride: usize,
+    /// Heads to rotate.
+    pub heads: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+    /// Features of a head that are rotated; the rest pass.
+    pub rotary_dim: usize,
+    /// Which features form a pair.
+    pub layout: RopeLayout,
+}

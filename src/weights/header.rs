@@ -1,0 +1,193 @@
+//! The header of a safetensors file, checked against the file before any tensor is handed out.
+//!
+//! The `safetensors` crate decides whether a header is valid. The checks here come first, refuse what it lets pass
+//! (duplicate names, text before the opening brace), and name the tensor and the numbers.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::path::Path;
+
+use safetensors::SafeTensors;
+use serde::de::value::{Error as ValueError, StrDeserializer};
+use serde::de::{Error as _, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::tensor_error;
+use crate::error::{InferError, Result};
+
+/// Bytes of the number before the header, which holds the header's length.
+const PREFIX: usize = 8;
+
+/// Longest header the format allows, in bytes.
+pub(super) const MAX_HEADER: u64 = 100_000_000;
+
+/// The header key that is no tensor.
+const METADATA: &str = "__metadata__";
+
+/// One tensor: `range` lies inside the file and has the size that `shape` and `dtype` ask for.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) dtype: String,
+    pub(super) shape: Vec<usize>,
+    /// Product of the shape.
+    pub(super) elements: usize,
+    /// Bytes of the data, counted from the start of the file.
+    pub(super) range: Range<usize>,
+}
+
+/// A JSON object over tensor names, in file order. A repeated name is an error; the metadata key is left out.
+pub(super) struct NameMap<V>(pub(super) Vec<(String, V)>);
+
+impl<'de, V: Deserialize<'de>> Deserialize<'de> for NameMap<V> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Pairs<V>(PhantomData<V>);
+
+        impl<'de, V: Deserialize<'de>> Visitor<'de> for Pairs<V> {
+            type Value = NameMap<V>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a JSON object whose keys are tensor names")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
+                let mut pairs = Vec::new();
+                let mut seen = HashSet::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    if !seen.insert(name.clone()) {
+                        return Err(A::Error::custom(format!("tensor `{name}` is named twice")));
+                    }
+                    if name == METADATA {
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
+                    }
+                    let value = map.next_value().map_err(|e| A::Error::custom(format!("tensor `{name}`: {e}")))?;
+                    pairs.push((name, value));
+                }
+                Ok(NameMap(pairs))
+            }
+        }
+
+        deserializer.deserialize_map(Pairs(PhantomData))
+    }
+}
+
+/// What the header says of one tensor.
+#[derive(Deserialize)]
+struct Claim {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: (usize, usize),
+}
+
+/// Parses and checks the header of the safetensors file `bytes`. The entries come in the order of their data.
+pub(super) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<Entry>> {
+    let header = split(file, bytes)?;
+    let start = PREFIX + header.len();
+    let data = bytes.len() - start;
+    let NameMap(claims) = serde_json::from_slice::<NameMap<Claim>>(header)
+        .map_err(|e| InferError::model(file, format!("the header is not valid: {e}")))?;
+
+    let mut entries = Vec::with_capacity(claims.len());
+    for (name, claim) in claims {
+        entries.push(check(file, name, claim, data)?);
+    }
+    entries.sort_by(|a, b| (a.range.start, a.range.end, &a.name).cmp(&(b.range.start, b.range.end, &b.name)));
+    check_cover(file, &entries, data)?;
+
+    SafeTensors::read_metadata(bytes).map_err(|e| InferError::model(file, format!("the header is not valid: {e}")))?;
+
+    for entry in &mut entries {
+        entry.range = start + entry.range.start..start + entry.range.end;
+    }
+    Ok(entries)
+}
+
+/// The header's bytes.
+fn split<'a>(file: &Path, bytes: &'a [u8]) -> Result<&'a [u8]> {
+    let Some((prefix, rest)) = bytes.split_first_chunk::<PREFIX>() else {
+        let found = bytes.len();
+        return Err(InferError::model(
+            file,
+            format!("expected a safetensors file of at least {PREFIX} bytes, found {found} bytes"),
+        ));
+    };
+    if bytes.starts_with(b"version https://git-lfs") {
+        return Err(InferError::model(
+            file,
+            "expected a safetensors file, found a git-lfs pointer to one; `git lfs pull` fetches the file",
+        ));
+    }
+    let length = u64::from_le_bytes(*prefix);
+    if length > MAX_HEADER {
+        return Err(InferError::model(
+            file,
+            format!(
+                "not a safetensors file: expected a header of at most {MAX_HEADER} bytes, found a length of {length}"
+            ),
+        ));
+    }
+    let header = usize::try_from(length).ok().and_then(|n| rest.get(..n)).ok_or_else(|| {
+        let found = rest.len();
+        InferError::model(file, format!("the header ends beyond the file: expected {length} bytes, found {found}"))
+    })?;
+    match header.first() {
+        Some(b'{') => Ok(header),
+        Some(byte) => {
+            Err(InferError::model(file, format!("expected a header that starts with `{{`, found byte {byte:#04x}")))
+        }
+        None => Err(InferError::model(file, "expected a header that starts with `{`, found an empty header")),
+    }
+}
+
+/// Checks one claim by itself; the entry's range counts from the start of the data.
+fn check(file: &Path, name: String, claim: Claim, data: usize) -> Result<Entry> {
+    let Claim { dtype, shape, data_offsets: (start, end) } = claim;
+    let text: StrDeserializer<'_, ValueError> = dtype.as_str().into_deserializer();
+    let Ok(known) = safetensors::Dtype::deserialize(text) else {
+        return Err(tensor_error(file, &name, "a dtype of the safetensors format", format!("`{dtype}`")));
+    };
+    let elements = shape.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+    let Some((elements, bits)) = elements.and_then(|n| Some((n, n.checked_mul(known.bitsize())?))) else {
+        let found = format!("{dtype} {shape:?}, whose size overflows");
+        return Err(tensor_error(file, &name, "a shape that can be addressed", found));
+    };
+    if bits % 8 != 0 {
+        return Err(tensor_error(file, &name, "whole bytes", format!("{dtype} {shape:?} = {bits} bits")));
+    }
+    if start > end {
+        return Err(tensor_error(file, &name, "data offsets in ascending order", format!("[{start}, {end}]")));
+    }
+    if end > data {
+        let expected = format!("data offsets within the {data} bytes after the header");
+        return Err(tensor_error(file, &name, expected, format!("[{start}, {end}]; the file may be truncated")));
+    }
+    if end - start != bits / 8 {
+        let expected = format!("{} bytes for {dtype} {shape:?}", bits / 8);
+        return Err(tensor_error(file, &name, expected, format!("{} bytes at [{start}, {end}]", end - start)));
+    }
+    Ok(Entry { name, dtype, shape, elements, range: start..end })
+}
+
+/// Checks that the entries, sorted by range, cover the data without overlap, hole or rest.
+fn check_cover(file: &Path, entries: &[Entry], data: usize) -> Result<()> {
+    let mut covered = 0;
+    let mut before = "the header";
+    for Entry { name, range, .. } in entries {
+        if range.start != covered {
+            let kind = if range.start < covered { "an overlap" } else { "a hole" };
+            let expected = format!("data at offset {covered}, where {before} ends");
+            let found = format!("{kind}: data offsets [{}, {}]", range.start, range.end);
+            return Err(tensor_error(file, name, expected, found));
+        }
+        covered = range.end;
+        before = name;
+    }
+    if covered != data {
+        let detail = format!("expected {covered} bytes of data after the header, found {data}");
+        return Err(InferError::model(file, detail));
+    }
+    Ok(())
+}

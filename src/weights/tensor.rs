@@ -1,0 +1,158 @@
+//! One tensor of a checkpoint.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use super::header::Entry;
+use super::mapping::Mapping;
+use super::{Dtype, tensor_error};
+use crate::error::{InferError, Result};
+
+/// Elements converted, or scanned, at a time.
+const CHUNK: usize = 1024;
+
+/// A named, typed range of a mapped file. Cloning it copies two pointers; it keeps its file mapped.
+#[derive(Clone)]
+pub struct Tensor {
+    mapping: Arc<Mapping>,
+    entry: Arc<Entry>,
+}
+
+impl Tensor {
+    pub(super) fn new(mapping: Arc<Mapping>, entry: Entry) -> Self {
+        Self { mapping, entry: Arc::new(entry) }
+    }
+
+    /// The name in the file.
+    pub fn name(&self) -> &str {
+        &self.entry.name
+    }
+
+    /// The file that holds the data.
+    pub fn file(&self) -> &Path {
+        self.mapping.path()
+    }
+
+    /// The dimensions, outermost first. A scalar has none.
+    pub fn shape(&self) -> &[usize] {
+        &self.entry.shape
+    }
+
+    /// The number of elements: the product of the shape, 1 for a scalar.
+    pub fn len(&self) -> usize {
+        self.entry.elements
+    }
+
+    /// Whether a dimension is zero.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The element type as the file spells it, such as `I64`.
+    pub fn dtype_name(&self) -> &str {
+        &self.entry.dtype
+    }
+
+    /// The element type, or a [`TensorError`](InferError::TensorError) when its values cannot be read as floats.
+    pub fn dtype(&self) -> Result<Dtype> {
+        match self.dtype_name() {
+            "F32" => Ok(Dtype::F32),
+            "F16" => Ok(Dtype::F16),
+            "BF16" => Ok(Dtype::BF16),
+            other => Err(tensor_error(self.file(), self.name(), "dtype F32, F16 or BF16", format!("dtype {other}"))),
+        }
+    }
+
+    /// The data as it lies in the file: little-endian, row-major, at any alignment.
+    pub fn bytes(&self) -> &[u8] {
+        &self.mapping.bytes()[self.entry.range.clone()]
+    }
+
+    /// Widens the `out.len()` elements from element `first` on into `out`, each exactly.
+    ///
+    /// # Errors
+    /// [`TensorError`](InferError::TensorError) when the dtype is no float or the tensor has too few elements; `out` is
+    /// then unchanged.
+    pub fn read_f32(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        let dtype = self.dtype()?;
+        let Some(end) = first.checked_add(out.len()).filter(|&end| end <= self.len()) else {
+            let expected = format!("{} elements from element {first} on", out.len());
+            return Err(tensor_error(self.file(), self.name(), expected, format!("{} elements", self.len())));
+        };
+        let bytes = &self.bytes()[first * dtype.size()..end * dtype.size()];
+        match dtype {
+            Dtype::F32 => {
+                for (value, raw) in out.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = f32::from_le_bytes(*raw);
+                }
+            }
+            Dtype::F16 => widen(bytes, out, f16::from_le_bytes, |half, out| half.convert_to_f32_slice(out)),
+            Dtype::BF16 => widen(bytes, out, bf16::from_le_bytes, |half, out| half.convert_to_f32_slice(out)),
+        }
+        Ok(())
+    }
+
+    /// All elements, widened exactly.
+    ///
+    /// # Errors
+    /// As [`read_f32`](Self::read_f32), and [`OutOfMemory`](InferError::OutOfMemory).
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
+        self.dtype()?;
+        let mut values = Vec::new();
+        values.try_reserve_exact(self.len()).map_err(|_| InferError::OutOfMemory {
+            what: format!("tensor `{}` as f32", self.name()),
+            bytes: self.len().saturating_mul(size_of::<f32>()),
+        })?;
+        values.resize(self.len(), 0.0);
+        self.read_f32(0, &mut values)?;
+        Ok(values)
+    }
+
+    /// Index of the first element that is NaN or infinite.
+    ///
+    /// # Errors
+    /// [`TensorError`](InferError::TensorError) when the dtype is no float.
+    pub fn first_non_finite(&self) -> Result<Option<usize>> {
+        let bytes = self.bytes();
+        Ok(match self.dtype()? {
+            Dtype::F32 => position(bytes, |raw| !f32::from_le_bytes(raw).is_finite()),
+            Dtype::F16 => position(bytes, |raw| !f16::from_le_bytes(raw).is_finite()),
+            Dtype::BF16 => position(bytes, |raw| !bf16::from_le_bytes(raw).is_finite()),
+        })
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {:?} in {}", self.name(), self.dtype_name(), self.shape(), self.file().display())
+    }
+}
+
+/// Widens through an aligned buffer on the stack: the conversion of a whole slice uses the CPU's instructions for it.
+fn widen<H: Copy + Default>(
+    bytes: &[u8],
+    out: &mut [f32],
+    from_le: impl Fn([u8; 2]) -> H,
+    convert: impl Fn(&[H], &mut [f32]),
+) {
+    let mut buffer = [H::default(); CHUNK];
+    for (raw, out) in bytes.as_chunks().0.chunks(CHUNK).zip(out.chunks_mut(CHUNK)) {
+        let halves = &mut buffer[..raw.len()];
+        for (half, raw) in halves.iter_mut().zip(raw) {
+            *half = from_le(*raw);
+        }
+        convert(halves, out);
+    }
+}
+
+/// Index of the first element that `bad` holds for. A chunk is scanned without branches before it is searched.
+fn position<const N: usize>(bytes: &[u8], bad: impl Fn([u8; N]) -> bool) -> Option<usize> {
+    let elements = bytes.as_chunks().0;
+    let chunk = elements.chunks(CHUNK).position(|chunk| chunk.iter().fold(false, |any, &raw| any | bad(raw)))?;
+    let first = chunk * CHUNK;
+    elements[first..].iter().position(|&raw| bad(raw)).map(|offset| first + offset)
+}
