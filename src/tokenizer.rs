@@ -1,9 +1,11 @@
 //! Text to token ids, over the `tokenizers` crate; truncation is ours and equals `truncation=True, max_length=max_len`.
 
 use std::collections::{BTreeMap, HashSet};
+use std::panic::catch_unwind;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
+use serde::de::IgnoredAny;
 use serde_json::Value;
 use tokenizers::decoders::wordpiece::WordPiece as WordPieceDecoder;
 use tokenizers::models::wordpiece::WordPiece;
@@ -46,9 +48,6 @@ pub struct Window {
 /// Tokenizer classes whose `tokenizer_config.json` settles the BERT normaliser, whatever `tokenizer.json` says.
 const BERT_CLASSES: [&str; 6] = ["Bert", "DistilBert", "Electra", "MobileBert", "ConvBert", "SqueezeBert"];
 
-/// The names under which sentence-transformers looks for the transformer's own settings; the first that exists counts.
-const SENTENCE_CONFIGS: [&str; 7] = ["bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"];
-
 impl TextTokenizer {
     /// Reads `tokenizer.json`, else `vocab.txt` (BERT WordPiece), with what `tokenizer_config.json` says beside it.
     /// Truncation and padding set in `tokenizer.json` do not apply.
@@ -80,10 +79,10 @@ impl TextTokenizer {
         let pad_id = names.into_iter().find_map(|name| inner.token_to_id(&name));
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| failure(&file, error))?;
-        let added = inner.get_added_tokens_decoder();
-        let special_ids = added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
+        let added = inner.get_added_tokens_decoder().into_iter();
+        let special_ids = added.filter(|(_, token)| token.special).map(|(id, _)| id).collect();
         let last = inner.get_vocab(true).into_values().max();
-        let vocab_size = last.map_or(0, |id| id as usize + 1);
+        let vocab_size = last.map_or(0, |id| (id as usize).saturating_add(1));
         Ok(Self { inner, file, truncates_left, special_ids, pad_id, vocab_size })
     }
 
@@ -198,8 +197,10 @@ pub fn window(folder: &Path, config_limit: Option<usize>) -> Result<Option<Windo
     Ok(limits.into_iter().min_by_key(|window| window.limit))
 }
 
+/// The transformer's settings of sentence-transformers, under the first of its names that exists.
 fn sentence_config(folder: &Path) -> Result<JsonFile> {
-    let files = SENTENCE_CONFIGS.map(|name| folder.join(format!("sentence_{name}_config.json")));
+    let names = ["bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"];
+    let files = names.map(|name| folder.join(format!("sentence_{name}_config.json")));
     let found = files.iter().find(|file| file.is_file()).unwrap_or(&files[0]);
     JsonFile::optional(found.clone())
 }
@@ -228,24 +229,29 @@ fn token_text(value: &Value) -> Option<String> {
 /// Whether `tokenizer_class` names one of [`BERT_CLASSES`]; `None` when the file names no class.
 fn is_bert(config: &JsonFile) -> Result<Option<bool>> {
     let class = config.text("tokenizer_class")?;
-    let matches = |class: &str| {
-        let family = class.strip_suffix("Fast").unwrap_or(class).strip_suffix("Tokenizer");
-        family.is_some_and(|family| BERT_CLASSES.contains(&family))
-    };
-    Ok(class.map(matches))
+    let family = class.and_then(|class| class.trim_end_matches("Fast").strip_suffix("Tokenizer"));
+    Ok(class.map(|_| family.is_some_and(|family| BERT_CLASSES.contains(&family))))
 }
 
 fn read_json(file: &Path, config: &JsonFile) -> Result<Tokenizer> {
     let bytes = std::fs::read(file).map_err(|error| InferError::io(file, error))?;
-    let mut inner = Tokenizer::from_bytes(&bytes).map_err(|error| failure(file, error))?;
+    // The crate panics on some malformed files: broken JSON in its decoders, a template of unknown tokens.
+    serde_json::from_slice::<IgnoredAny>(&bytes).map_err(|error| failure(file, error))?;
+    let loaded = catch_unwind(|| {
+        let inner = Tokenizer::from_bytes(&bytes)?;
+        if let Some(processor) = inner.get_post_processor() {
+            let _ = processor.process(Default::default(), None, true);
+            let _ = processor.process(Default::default(), Some(Default::default()), true);
+        }
+        Ok::<_, tokenizers::Error>(inner)
+    });
+    let loaded = loaded.map_err(|_| failure(file, "malformed: the tokenizers crate cannot work with it"))?;
+    let mut inner = loaded.map_err(|error| failure(file, error))?;
     let class = is_bert(config)?;
     if let Some(NormalizerWrapper::BertNormalizer(normalizer)) = inner.get_normalizer()
         && class != Some(false)
     {
-        let mut normalizer = *normalizer;
-        if class == Some(true) {
-            normalizer = BertNormalizer::default();
-        }
+        let mut normalizer = if class == Some(true) { BertNormalizer::default() } else { *normalizer };
         bert_flags(&mut normalizer, config)?;
         inner.with_normalizer(Some(normalizer));
     }
@@ -308,12 +314,10 @@ fn read_vocab(folder: &Path, file: &Path, config: &JsonFile) -> Result<Tokenizer
     let template = TemplateProcessing::builder()
         .try_single(format!("{cls}:0 $A:0 {sep}:0"))
         .and_then(|builder| builder.try_pair(format!("{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1")))
-        .map(|builder| builder.special_tokens(ids.to_vec()).build());
-    match template {
-        Ok(Ok(template)) => inner.with_post_processor(Some(template)),
-        Ok(Err(error)) => return Err(failure(file, error)),
-        Err(error) => return Err(failure(file, error)),
-    };
+        .map_err(|error| failure(file, error))?
+        .special_tokens(ids.to_vec())
+        .build();
+    inner.with_post_processor(Some(template.map_err(|error| failure(file, error))?));
     Ok(inner)
 }
 

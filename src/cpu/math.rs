@@ -80,8 +80,8 @@ pub(crate) unsafe fn gelu_erf<V: Vector>(x: V) -> V {
     }
 }
 
-/// The tanh approximation of GELU, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as x / (1 + e^(-2u)): no
-/// cancellation.
+/// The tanh approximation of GELU, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as x / (1 + e^(-2u)), for
+/// negative x as x e^(2u) / (1 + e^(2u)): no cancellation, no overflow.
 ///
 /// # Safety
 /// As [`Vector`].
@@ -93,28 +93,32 @@ pub(crate) unsafe fn gelu_tanh<V: Vector>(x: V) -> V {
         let c = V::select_lt(x, s(-15.0), s(-15.0), x);
         let c = V::select_lt(s(15.0), c, s(15.0), c);
         let w = s(-0.071_354_814).mul_add(c.mul(c), s(-1.595_769_1));
-        // -2u = c * w, kept as high + low.
-        let high = c.mul(w);
-        let low = c.mul_add(w, s(0.0).sub(high));
+        // -2|u| = |c| * w, kept as high + low.
+        let a = c.abs();
+        let high = a.mul(w);
+        let low = a.mul_add(w, s(0.0).sub(high));
         let e = exp(high);
-        let e = V::select_lt(s(88.0), high, e, low.mul_add(e, e)); // e may be infinite there
-        let y = c.div(e.add(s(1.0)));
+        let e = low.mul_add(e, e);
+        let y = V::select_lt(x, s(0.0), c.mul(e), c).div(e.add(s(1.0)));
         let y = V::select_lt(x, s(-15.0), s(-0.0), y);
         V::select_lt(s(15.0), x, x, y)
     }
 }
 
-/// 1 / (1 + e^-x).
+/// 1 / (1 + e^-x), for negative x as e^x / (1 + e^x), which underflows gradually.
 ///
 /// # Safety
 /// As [`Vector`].
 #[inline(always)]
 pub(crate) unsafe fn sigmoid<V: Vector>(x: V) -> V {
     // SAFETY: forwarded from this function's contract.
-    unsafe { V::splat(1.0).div(exp(V::splat(0.0).sub(x)).add(V::splat(1.0))) }
+    unsafe {
+        let e = exp(V::splat(0.0).sub(x.abs()));
+        V::select_lt(x, V::splat(0.0), e, V::splat(1.0)).div(e.add(V::splat(1.0)))
+    }
 }
 
-/// x * sigmoid(x) as x / (1 + e^-x); 0 below -104, where the quotient would be -inf / inf.
+/// x * sigmoid(x) as x / (1 + e^-x), for negative x as x e^x / (1 + e^x); -0 below -110, where e^x is 0.
 ///
 /// # Safety
 /// As [`Vector`].
@@ -122,12 +126,13 @@ pub(crate) unsafe fn sigmoid<V: Vector>(x: V) -> V {
 pub(crate) unsafe fn silu<V: Vector>(x: V) -> V {
     // SAFETY: forwarded from this function's contract.
     unsafe {
-        let y = x.div(exp(V::splat(0.0).sub(x)).add(V::splat(1.0)));
-        V::select_lt(x, V::splat(-104.0), V::splat(-0.0), y)
+        let e = exp(V::splat(0.0).sub(x.abs()));
+        let y = V::select_lt(x, V::splat(0.0), x.mul(e), x).div(e.add(V::splat(1.0)));
+        V::select_lt(x, V::splat(-110.0), V::splat(-0.0), y) // -infinity * 0 is NaN
     }
 }
 
-/// tanh: an odd polynomial in x up to 0.625, 1 - 2 / (e^2a + 1) with the sign of x beyond.
+/// tanh: x below 2^-13, an odd polynomial in x up to 0.625, 1 - 2 / (e^2a + 1) with the sign of x beyond.
 ///
 /// # Safety
 /// As [`Vector`].
@@ -145,6 +150,7 @@ pub(crate) unsafe fn tanh<V: Vector>(x: V) -> V {
             .mul_add(x2, s(0.133_314_43))
             .mul_add(x2, s(-0.333_332_8));
         let small = p.mul(x2).mul_add(x, x);
+        let small = V::select_lt(a, s(1.220_703_1e-4), x, small); // the sum above makes +0 of -0
         let e = exp(a.add(a));
         let large = s(1.0).sub(s(2.0).div(e.add(s(1.0))));
         let large = V::select_lt(x, s(0.0), s(0.0).sub(large), large);

@@ -1,0 +1,269 @@
+//! Matrix products and attention of the CPU backend as a share of the FMA peak, one thread.
+//!
+//! `cargo bench --bench gemm [-- [--rounds N] [words that a row's label must hold]]`. Every sample of a row lies between
+//! two measurements of the instruction set's peak (see `peak`), in thread CPU time: a share is a ratio within a few
+//! milliseconds, which changes of the clock and other jobs disturb least. Run by `cargo test --benches`, it only checks
+//! that all tables give the same bits.
+
+mod operands;
+mod peak;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use kin_infer::cpu::{self, CpuCompute, Kernels};
+use kin_infer::gpu::{AttentionShape, Buffer, Columns, Epilogue, GpuCompute, Segments};
+use kin_infer::weights::Dtype;
+use operands::Operands;
+
+/// (N, K) of the linear layers of all-MiniLM-L6 and of BERT-base.
+const SHAPES: [(usize, usize); 8] = [
+    (384, 384),
+    (1152, 384),
+    (1536, 384),
+    (384, 1536),
+    (768, 768),
+    (2304, 768),
+    (3072, 768),
+    (768, 3072),
+];
+const TOKENS: [usize; 5] = [16, 64, 128, 512, 2048];
+const MAX_TOKENS: usize = 2048;
+const MAX_WIDTH: usize = 3072;
+
+/// Length of a sample, and of each of the two peaks around it, in seconds.
+const SAMPLE: f64 = 2e-3;
+const PEAK_SAMPLE: f64 = 0.7e-3;
+
+/// CPU time of this thread in seconds, where the system tells it.
+fn now() -> f64 {
+    #[cfg(unix)]
+    {
+        let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `t` is a timespec to write to.
+        if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut t) } == 0 {
+            return t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9;
+        }
+    }
+    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
+    START.get_or_init(std::time::Instant::now).elapsed().as_secs_f64()
+}
+
+/// GFLOP/s of `f`, which returns the operations it did.
+fn rate(f: impl FnOnce() -> f64) -> f64 {
+    let start = now();
+    let operations = f();
+    operations / (now() - start) * 1e-9
+}
+
+struct Row {
+    isa: &'static str,
+    group: &'static str,
+    label: String,
+    flops: f64,
+    run: Box<dyn Fn()>,
+    samples: Vec<Sample>,
+}
+
+struct Sample {
+    rate: f64,
+    share: f64,
+}
+
+impl Row {
+    /// One sample, between two peaks.
+    fn sample(&mut self, peak: peak::Loop) {
+        (self.run)();
+        let before = measure_peak(peak);
+        let repeats = (SAMPLE * before * 1e9 / self.flops).ceil().max(1.0) as usize;
+        let rate = rate(|| {
+            (0..repeats).for_each(|_| (self.run)());
+            repeats as f64 * self.flops
+        });
+        let after = measure_peak(peak);
+        self.samples.push(Sample { rate, share: rate / ((before + after) / 2.0) });
+    }
+
+    fn median_share(&self) -> f64 {
+        median(self.samples.iter().map(|s| s.share))
+    }
+
+    fn best_share(&self) -> f64 {
+        self.samples.iter().map(|s| s.share).fold(0.0, f64::max)
+    }
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn geometric_mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0), |(s, n), v| (s + v.ln(), n + 1.0));
+    (sum / count).exp()
+}
+
+/// A peak in GFLOP/s.
+fn measure_peak(peak: peak::Loop) -> f64 {
+    // The first iterations find how many a sample takes, and bring the core to the clock of these instructions.
+    const PROBE: u64 = 5_000;
+    let mut operations = 0.0;
+    let probe = rate(|| {
+        operations = peak(PROBE);
+        operations
+    });
+    let iterations = (PEAK_SAMPLE * probe * 1e9 / operations * PROBE as f64) as u64;
+    rate(|| peak(iterations))
+}
+
+/// The operands that the rows of all tables share.
+struct Shared {
+    operands: Operands,
+    compute: CpuCompute,
+    input: Rc<Buffer>,
+    output: Rc<RefCell<Buffer>>,
+}
+
+impl Shared {
+    fn new() -> kin_infer::Result<Self> {
+        let compute = CpuCompute::with_kernels(cpu::available()[0]);
+        let mut operands = Operands::new();
+        let input = Rc::new(compute.upload(&operands.gaussian(MAX_TOKENS * MAX_WIDTH))?);
+        let output = Rc::new(RefCell::new(compute.alloc(MAX_TOKENS * MAX_WIDTH)?));
+        Ok(Self { operands, compute, input, output })
+    }
+
+    /// Rows of one product, for each table that has a peak.
+    fn matmul(
+        &mut self,
+        rows: &mut Vec<Row>,
+        group: &'static str,
+        (n, k, dtype): (usize, usize, Dtype),
+        tokens: &[usize],
+    ) -> kin_infer::Result<()> {
+        let weight = Rc::new(self.compute.prepare_weight(&[self.operands.weight(n, k, dtype)?])?);
+        for table in tables() {
+            let compute = Rc::new(CpuCompute::with_kernels(table));
+            for &m in tokens {
+                let (compute, weight) = (Rc::clone(&compute), Rc::clone(&weight));
+                let (input, output) = (Rc::clone(&self.input), Rc::clone(&self.output));
+                rows.push(Row {
+                    isa: table.name(),
+                    group,
+                    label: format!("{dtype} M {m:4} N {n:4} K {k:4}"),
+                    flops: 2.0 * (m * n * k) as f64,
+                    run: Box::new(move || {
+                        let mut output = output.borrow_mut();
+                        compute.matmul(&input, m, &weight, Epilogue::NONE, &mut output).expect("matmul");
+                    }),
+                    samples: Vec::new(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Self-attention of one sequence, read from one matrix of queries, keys and values.
+    fn attention(&self, rows: &mut Vec<Row>, heads: usize, head_dim: usize, len: usize) {
+        for table in tables() {
+            let compute = CpuCompute::with_kernels(table);
+            let (input, output) = (Rc::clone(&self.input), Rc::clone(&self.output));
+            let segments = Segments::from_lengths([len]);
+            rows.push(Row {
+                isa: table.name(),
+                group: "attention",
+                label: format!("attention of {len:3} tokens, {heads} x {head_dim}"),
+                flops: (heads * 4 * len * len * head_dim) as f64,
+                run: Box::new(move || {
+                    let mut output = output.borrow_mut();
+                    let width = heads * head_dim;
+                    let part = |i: usize| Columns { buffer: &input, first: i * width, stride: 3 * width };
+                    let scale = (head_dim as f32).sqrt().recip();
+                    let shape =
+                        AttentionShape { segments: &segments, heads, kv_heads: heads, head_dim, scale, alibi: None };
+                    compute.attention(part(0), part(1), part(2), &shape, &mut output).expect("attention");
+                }),
+                samples: Vec::new(),
+            });
+        }
+    }
+}
+
+fn tables() -> impl Iterator<Item = &'static Kernels> {
+    cpu::available().into_iter().filter(|t| peak::of(t).is_some())
+}
+
+fn print(rows: &[Row], isa: &str) {
+    println!("\n{isa}");
+    println!("| group | row | GFLOP/s | share of peak, median | best |\n|-|-|-|-|-|");
+    for row in rows {
+        let rate = median(row.samples.iter().map(|s| s.rate));
+        let (share, best) = (row.median_share(), row.best_share());
+        let flag = if best > 1.05 { " IMPOSSIBLE: the peak or the clock is wrong" } else { "" };
+        println!("| {} | {} | {rate:.1} | {share:.3} | {best:.3}{flag} |", row.group, row.label);
+    }
+    let mean = |label: &str, keep: &dyn Fn(&Row) -> bool| {
+        let kept: Vec<&Row> = rows.iter().filter(|r| r.group == "f32" && keep(r)).collect();
+        if !kept.is_empty() {
+            let (share, best) = (
+                geometric_mean(kept.iter().map(|r| r.median_share())),
+                geometric_mean(kept.iter().map(|r| r.best_share())),
+            );
+            println!("{isa} geometric mean{label} of {} rows: median {share:.3}, best {best:.3}", kept.len());
+        }
+    };
+    for m in TOKENS {
+        mean(&format!(", {m} tokens,"), &|r| r.label.contains(&format!("M {m:4} ")));
+    }
+    mean("", &|_| true);
+}
+
+fn bench(rounds: usize, words: &[String]) -> kin_infer::Result<()> {
+    let mut shared = Shared::new()?;
+    let mut rows = Vec::new();
+    for (n, k) in SHAPES {
+        shared.matmul(&mut rows, "f32", (n, k, Dtype::F32), &TOKENS)?;
+    }
+    for (n, k) in [(384, 384), (3072, 768)] {
+        shared.matmul(&mut rows, "few rows", (n, k, Dtype::F32), &[1, 2, 4])?;
+        for dtype in [Dtype::BF16, Dtype::F16] {
+            shared.matmul(&mut rows, "16-bit", (n, k, dtype), &[16, 128])?;
+        }
+    }
+    for len in [16, 128, 512] {
+        shared.attention(&mut rows, 12, 32, len);
+    }
+    rows.retain(|r| words.iter().all(|w| format!("{} {} {} ", r.isa, r.group, r.label).contains(w.as_str())));
+    for _ in 0..rounds {
+        for row in &mut rows {
+            let table = cpu::by_name(row.isa)?;
+            row.sample(peak::of(table).expect("rows are of tables with a peak"));
+        }
+    }
+    for table in tables() {
+        let (of_table, rest) = rows.into_iter().partition(|r| r.isa == table.name());
+        rows = rest;
+        let of_table: Vec<Row> = of_table;
+        if !of_table.is_empty() {
+            print(&of_table, table.name());
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    let measure = arguments.iter().any(|a| a == "--bench");
+    let mut rounds = 9;
+    if let Some(at) = arguments.iter().position(|a| a == "--rounds") {
+        rounds = arguments.get(at + 1).ok_or("--rounds takes a number")?.parse()?;
+        arguments.drain(at..at + 2);
+    }
+    let words: Vec<String> = arguments.into_iter().filter(|a| !a.starts_with("--")).collect();
+    rayon::ThreadPoolBuilder::new().num_threads(1).build()?.install(|| -> kin_infer::Result<()> {
+        operands::check_bits()?;
+        if measure { bench(rounds.max(1), &words) } else { Ok(()) }
+    })?;
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! From sequences to packed batches: the boundary at which ids, masks and lengths are checked.
+
+use crate::arch::ModelSpec;
+use crate::error::{InferError, Result};
+use crate::gpu::Segments;
+
+/// One sequence of tokens, without padding.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Sequence {
+    /// Token ids.
+    pub ids: Vec<u32>,
+    /// Token types, one a token; empty means all 0.
+    pub type_ids: Vec<u32>,
+    /// The position of each token; empty means 0, 1, 2, ...
+    pub positions: Vec<u32>,
+}
+
+impl Sequence {
+    /// Tokens of type 0 at positions 0, 1, 2, ...
+    pub fn new(ids: Vec<u32>) -> Self {
+        Self { ids, ..Self::default() }
+    }
+
+    /// The tokens of a padded row whose mask is not 0, each at the position it has in the row.
+    ///
+    /// # Errors
+    /// When the lengths differ, or every token is masked.
+    pub fn from_masked(item: usize, ids: &[u32], mask: &[u32], type_ids: Option<&[u32]>) -> Result<Self> {
+        let differ = |what: &str, len: usize| {
+            InferError::input(item, format!("{} token ids but {len} {what}; both need the same length", ids.len()))
+        };
+        if mask.len() != ids.len() {
+            return Err(differ("mask values", mask.len()));
+        }
+        if let Some(types) = type_ids.filter(|t| t.len() != ids.len()) {
+            return Err(differ("token types", types.len()));
+        }
+        let kept: Vec<usize> = (0..ids.len()).filter(|&i| mask[i] != 0).collect();
+        if kept.is_empty() {
+            return Err(InferError::input(item, format!("none of its {} tokens is unmasked", ids.len())));
+        }
+        Ok(Self {
+            ids: kept.iter().map(|&i| ids[i]).collect(),
+            type_ids: type_ids.map(|t| kept.iter().map(|&i| t[i]).collect()).unwrap_or_default(),
+            positions: kept.iter().map(|&i| i as u32).collect(),
+        })
+    }
+
+    /// Checks ids, types and positions against a model's limits.
+    pub(crate) fn check(&self, item: usize, spec: &ModelSpec) -> Result<()> {
+        let e = &spec.embedding;
+        if self.ids.is_empty() {
+            return Err(InferError::input(item, "it has no tokens"));
+        }
+        let above = |values: &[u32], limit: usize| values.iter().position(|v| *v as usize >= limit);
+        let limits =
+            [("token id", &self.ids, e.vocab_size), ("token type", &self.type_ids, e.token_types.max(1))];
+        for (what, values, limit) in limits {
+            if let Some(i) = above(values, limit) {
+                return Err(InferError::input(item, format!("{what} {} at {i}; they are below {limit}", values[i])));
+            }
+        }
+        for (what, values) in [("token types", &self.type_ids), ("positions", &self.positions)] {
+            if !values.is_empty() && values.len() != self.ids.len() {
+                return Err(InferError::input(item, format!("{} tokens but {} {what}", self.ids.len(), values.len())));
+            }
+        }
+        let last = self.positions.iter().max().map_or(self.ids.len() - 1, |p| *p as usize);
+        if last >= e.max_positions {
+            return Err(InferError::input(
+                item,
+                format!("its last token is at position {last}; this model has {} positions", e.max_positions),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Sequences end to end: what the forward pass runs on.
+#[derive(Debug)]
+pub(crate) struct PackedBatch {
+    pub ids: Vec<u32>,
+    pub type_ids: Vec<u32>,
+    pub positions: Vec<u32>,
+    pub segments: Segments,
+}
+
+impl PackedBatch {
+    pub fn new<'a>(sequences: impl Iterator<Item = &'a Sequence> + Clone) -> Self {
+        let segments = Segments::from_lengths(sequences.clone().map(|s| s.ids.len()));
+        let mut batch = Self { ids: Vec::new(), type_ids: Vec::new(), positions: Vec::new(), segments };
+        for s in sequences {
+            let len = s.ids.len();
+            batch.ids.extend_from_slice(&s.ids);
+            batch.type_ids.extend_from_slice(&s.type_ids);
+            batch.type_ids.resize(batch.ids.len(), 0);
+            batch.positions.extend_from_slice(&s.positions);
+            if s.positions.is_empty() {
+                batch.positions.extend(0..len as u32);
+            }
+        }
+        batch
+    }
+}
+
+/// Tokens of a batch beyond which nothing is won: its activations then leave the caches.
+pub(crate) const BATCH_TOKENS: usize = 1024;
+
+/// Groups items by length into batches of at most `budget` tokens (one longer item is a batch of its own).
+pub(crate) fn plan(lengths: &[usize], budget: usize) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..lengths.len()).collect();
+    order.sort_by_key(|&i| std::cmp::Reverse(lengths[i]));
+    let mut batches: Vec<Vec<usize>> = Vec::new();
+    let mut room = 0;
+    for i in order {
+        match batches.last_mut().filter(|_| lengths[i] <= room) {
+            Some(batch) => batch.push(i),
+            None => {
+                batches.push(vec![i]);
+                room = budget.max(lengths[i]);
+            }
+        }
+        room -= lengths[i];
+    }
+    batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plan_fills_batches_and_keeps_every_item_once() {
+        let lengths = [5, 2000, 1, 512, 512, 3];
+        let batches = plan(&lengths, 1024);
+        assert_eq!(batches, vec![vec![1], vec![3, 4], vec![0, 5, 2]]);
+        assert!(plan(&[], 1024).is_empty());
+    }
+
+    #[test]
+    fn masked_rows_keep_their_positions() {
+        let s = Sequence::from_masked(0, &[9, 8, 7, 6], &[0, 1, 0, 1], Some(&[0, 1, 1, 0])).unwrap();
+        assert_eq!(s, Sequence { ids: vec![8, 6], type_ids: vec![1, 0], positions: vec![1, 3] });
+        let none = Sequence::from_masked(3, &[1], &[0], None).unwrap_err();
+        assert!(none.to_string().contains("input 3: none of its 1 tokens"), "{none}");
+        let differ = Sequence::from_masked(2, &[1, 2], &[1], None).unwrap_err();
+        assert!(differ.to_string().contains("input 2: 2 token ids but 1 mask values"), "{differ}");
+    }
+}

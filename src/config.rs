@@ -1,0 +1,144 @@
+//! `config.json`, and the architecture it names.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::error::{InferError, Result};
+
+/// The model families this version loads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ModelArchitecture {
+    /// `bert`: post-norm encoder, learned positions or ALiBi (arXiv 1810.04805, 2108.12409).
+    Bert,
+}
+
+impl ModelArchitecture {
+    /// Every family, with its `model_type`.
+    pub const ALL: &[(&str, ModelArchitecture)] = &[("bert", ModelArchitecture::Bert)];
+}
+
+/// The settings of a checkpoint, as its `config.json` states them. The name is history: it describes any family.
+///
+/// Keys that only one family knows are in [`extra`](Self::extra); the family's file under `arch/` reads them.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct BertConfig {
+    /// Names the family.
+    pub model_type: String,
+    /// Class names of the reference implementation; they tell which head the checkpoint carries.
+    #[serde(default)]
+    pub architectures: Option<Vec<String>>,
+    /// Features of a token vector.
+    pub hidden_size: usize,
+    /// Layers.
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Features inside the feed-forward block.
+    pub intermediate_size: usize,
+    /// Rows of the token embedding.
+    pub vocab_size: usize,
+    /// Positions the model was made for.
+    #[serde(default = "default_positions")]
+    pub max_position_embeddings: usize,
+    /// Rows of the token-type embedding.
+    #[serde(default = "default_types")]
+    pub type_vocab_size: usize,
+    /// The activation of the feed-forward block.
+    #[serde(default = "default_act")]
+    pub hidden_act: String,
+    /// Added to a variance before the square root.
+    #[serde(default = "default_eps")]
+    pub layer_norm_eps: f32,
+    /// `absolute` (learned) or `alibi`.
+    #[serde(default = "default_position_type")]
+    pub position_embedding_type: String,
+    /// Every other key.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+fn default_positions() -> usize {
+    512
+}
+fn default_types() -> usize {
+    2
+}
+fn default_act() -> String {
+    "gelu".to_string()
+}
+fn default_eps() -> f32 {
+    1e-12
+}
+fn default_position_type() -> String {
+    "absolute".to_string()
+}
+
+impl BertConfig {
+    /// Reads `config.json` of a folder.
+    ///
+    /// # Errors
+    /// [`IoError`](InferError::IoError) when it cannot be read, [`ModelError`](InferError::ModelError) naming the key
+    /// when one is missing or has the wrong type.
+    pub fn from_folder(folder: &Path) -> Result<Self> {
+        let file = folder.join("config.json");
+        let text = std::fs::read_to_string(&file).map_err(|e| InferError::io(&file, e))?;
+        let mut value: Value = serde_json::from_str(&text).map_err(|e| InferError::model(&file, e.to_string()))?;
+        let Some(map) = value.as_object_mut() else {
+            return Err(InferError::model(&file, "expected a JSON object"));
+        };
+        if !map.contains_key("model_type") {
+            return Err(InferError::model(&file, "`model_type` is missing; it names the model family, such as \"bert\""));
+        }
+        // A key set to null means the same as an absent one.
+        map.retain(|_, v| !v.is_null());
+        let model_type = map["model_type"].clone();
+        let parsed: std::result::Result<Self, _> = serde_json::from_value(value);
+        match parsed {
+            Ok(config) => Ok(config),
+            Err(e) => {
+                // An unknown family explains missing keys better than the keys do.
+                architecture_of(model_type.as_str().unwrap_or_default())?;
+                Err(InferError::model(&file, e.to_string()))
+            }
+        }
+    }
+
+    /// The family `model_type` names.
+    ///
+    /// # Errors
+    /// [`ModelIncompatible`](InferError::ModelIncompatible) when this version does not know it.
+    pub fn architecture(&self) -> Result<ModelArchitecture> {
+        architecture_of(&self.model_type)
+    }
+
+    /// The longest input, in tokens with special tokens.
+    pub fn effective_max_seq_len(&self) -> usize {
+        self.max_position_embeddings
+    }
+
+    /// Labels of a sequence classifier: `num_labels`, else the size of `id2label`, else 2 as in the reference.
+    pub fn num_labels(&self) -> usize {
+        let listed = self.extra.get("id2label").and_then(Value::as_object).map(Map::len);
+        let number = self.extra.get("num_labels").and_then(Value::as_u64).map(|n| n as usize);
+        number.or(listed).unwrap_or(2)
+    }
+
+    /// Whether `architectures` names a class that ends so.
+    pub(crate) fn is_for(&self, suffix: &str) -> bool {
+        self.architectures.iter().flatten().any(|a| a.ends_with(suffix))
+    }
+}
+
+fn architecture_of(model_type: &str) -> Result<ModelArchitecture> {
+    ModelArchitecture::ALL.iter().find(|(name, _)| *name == model_type).map(|(_, a)| *a).ok_or_else(|| {
+        let known: Vec<_> = ModelArchitecture::ALL.iter().map(|(name, _)| *name).collect();
+        InferError::ModelIncompatible {
+            key: "model_type".to_string(),
+            expected: known.join(", "),
+            found: format!("\"{model_type}\""),
+        }
+    })
+}

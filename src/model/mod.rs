@@ -1,0 +1,280 @@
+//! [`BertModel`]: a loaded model of any family, and what it computes from token ids.
+
+mod forward;
+mod weights;
+
+use std::path::Path;
+use std::sync::Arc;
+
+pub use forward::Observer;
+
+use crate::arch::{HeadSpec, LoadReport, ModelSpec, describe};
+use crate::batch::{BATCH_TOKENS, PackedBatch, Sequence, plan};
+use crate::config::BertConfig;
+use crate::cpu::CpuCompute;
+use crate::error::{InferError, Result};
+use crate::gpu::{Buffer, GpuBackend, GpuCompute, PoolingMode, create_compute};
+use crate::pooling::{Pooler, Step};
+use crate::weights::Checkpoint;
+use weights::Weights;
+
+/// A loaded model of any family; the name is history.
+pub struct BertModel {
+    config: BertConfig,
+    spec: ModelSpec,
+    weights: Weights,
+    report: LoadReport,
+    compute: Arc<dyn GpuCompute>,
+}
+
+/// What [`BertModel::encode`] gives for one sequence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Encoded {
+    /// The last layer's token vectors, [len, hidden_size].
+    pub hidden: Vec<f32>,
+    /// A sequence classifier's scores, [labels], before any sigmoid or softmax; empty for other models.
+    pub labels: Vec<f32>,
+}
+
+impl BertModel {
+    /// Loads the checkpoint of a folder onto the best backend ([`create_compute`]).
+    ///
+    /// # Errors
+    /// A configuration this version does not compute; a checkpoint that is malformed, lacks a tensor, holds one of
+    /// another shape or one that nothing asks for, or a weight that is not finite.
+    pub fn load(folder: &Path, config: BertConfig) -> Result<Self> {
+        Self::load_with_compute(folder, config, create_compute()?)
+    }
+
+    /// As [`load`](Self::load), on the CPU when `force_cpu` is set.
+    pub fn load_with_backend(folder: &Path, config: BertConfig, force_cpu: bool) -> Result<Self> {
+        let compute = if force_cpu { Arc::new(CpuCompute::new()?) } else { create_compute()? };
+        Self::load_with_compute(folder, config, compute)
+    }
+
+    /// As [`load`](Self::load), on a given backend.
+    pub fn load_with_compute(folder: &Path, config: BertConfig, compute: Arc<dyn GpuCompute>) -> Result<Self> {
+        let (spec, table) = describe(&config)?;
+        let checkpoint = Checkpoint::open(folder)?;
+        let tensors = table.resolve(&checkpoint)?;
+        let weights = on_pool(|| Weights::load(&spec, &tensors, &*compute))?;
+        // The packed copies are what is computed with; pages of the file that are needed again are read again.
+        checkpoint.release_pages();
+        tracing::debug!(family = spec.family, layers = spec.layers, bytes = tensors.report.bytes, "model loaded");
+        Ok(Self { config, spec, weights, report: tensors.report, compute })
+    }
+
+    /// The backend that computes.
+    pub fn backend(&self) -> GpuBackend {
+        self.compute.backend()
+    }
+
+    /// The compute backend.
+    pub fn compute(&self) -> &dyn GpuCompute {
+        &*self.compute
+    }
+
+    /// The configuration the model was loaded with.
+    pub fn config(&self) -> &BertConfig {
+        &self.config
+    }
+
+    /// What the model computes.
+    pub fn spec(&self) -> &ModelSpec {
+        &self.spec
+    }
+
+    /// Which tensors of the checkpoint are used and which ignored.
+    pub fn report(&self) -> &LoadReport {
+        &self.report
+    }
+
+    /// Bytes of the prepared weights.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.bytes
+    }
+
+    /// One mean-pooled, L2-normalised vector for each row of ids. Positions whose mask is 0 do not exist: the others
+    /// keep the position they have in the row. Rows may differ in length.
+    ///
+    /// # Errors
+    /// The first item that fails, by its index: ids and masks of different lengths, a fully masked row, an id, type or
+    /// position beyond the model's limits, a result that is not finite. [`Embedder::embed_each`](crate::Embedder)
+    /// gives every item its own result.
+    pub fn forward(&self, ids: &[Vec<u32>], masks: &[Vec<u32>]) -> Result<Vec<Vec<f32>>> {
+        let sequences = masked_rows(ids, masks, None)?;
+        let steps = [Step::Pool { mode: vec![PoolingMode::Mean], include_prompt: true }, Step::Normalize];
+        let pooler = Pooler::new(steps.into(), self.spec.hidden_size);
+        self.pooled(&sequences, &pooler, 0).into_iter().collect()
+    }
+
+    /// The same as [`forward`](Self::forward), which plans its batches by tokens itself; kept for its callers.
+    pub fn forward_batched(&self, ids: &[Vec<u32>], masks: &[Vec<u32>]) -> Result<Vec<Vec<f32>>> {
+        self.forward(ids, masks)
+    }
+
+    /// The scores of a sequence classifier, item after item: one an item for a reranker, `labels` an item in general.
+    /// `type_ids` tell the two texts of a pair apart.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); and when the model has no classification head.
+    pub fn forward_cross_encoder_batched(
+        &self,
+        ids: &[Vec<u32>],
+        masks: &[Vec<u32>],
+        type_ids: &[Vec<u32>],
+    ) -> Result<Vec<f32>> {
+        let sequences = masked_rows(ids, masks, Some(type_ids))?;
+        self.classify(&sequences).into_iter().collect::<Result<Vec<_>>>().map(|labels| labels.concat())
+    }
+
+    /// Labels of the classification head, 0 without one.
+    pub fn labels(&self) -> usize {
+        match self.spec.head {
+            HeadSpec::Classifier { labels } => labels,
+            HeadSpec::None => 0,
+        }
+    }
+
+    /// The scores of each sequence, [labels], from the classification head.
+    pub fn classify(&self, sequences: &[Sequence]) -> Vec<Result<Vec<f32>>> {
+        if self.labels() == 0 {
+            let message = "this model has no classification head: `architectures` in config.json names none";
+            return sequences.iter().map(|_| Err(InferError::InvalidArgument(message.to_string()))).collect();
+        }
+        let split = |batch: &PackedBatch| vec![self.labels(); batch.segments.len()];
+        self.run(sequences, &|batch, hidden| self.read(&self.class_scores(batch, hidden)?, &split(batch)))
+    }
+
+    /// Token vectors, and the scores of a classification head, of each sequence.
+    pub fn encode(&self, sequences: &[Sequence]) -> Vec<Result<Encoded>> {
+        let results = self.run(sequences, &|batch, hidden| {
+            let lengths: Vec<_> = batch.segments.iter().map(|r| r.len() * self.spec.hidden_size).collect();
+            let mut rows = self.read(hidden, &lengths)?;
+            if self.labels() > 0 {
+                let scores = self.class_scores(batch, hidden)?;
+                let labels = self.read(&scores, &vec![self.labels(); batch.segments.len()])?;
+                rows.iter_mut().zip(labels).for_each(|(row, labels)| row.extend(labels));
+            }
+            Ok(rows)
+        });
+        let split = |(result, s): (Result<Vec<f32>>, &Sequence)| {
+            let mut hidden = result?;
+            let labels = hidden.split_off(s.ids.len() * self.spec.hidden_size);
+            Ok(Encoded { hidden, labels })
+        };
+        results.into_iter().zip(sequences).map(split).collect()
+    }
+
+    /// The vector `pooler` makes of each sequence; `prompt` tokens at the start of each are a prompt.
+    pub fn pooled(&self, sequences: &[Sequence], pooler: &Pooler, prompt: usize) -> Vec<Result<Vec<f32>>> {
+        let widths = |batch: &PackedBatch| vec![pooler.dimension(); batch.segments.len()];
+        self.run(sequences, &|batch, hidden| {
+            let vectors = pooler.run(&*self.compute, hidden, &batch.segments, prompt)?;
+            self.read(&vectors, &widths(batch))
+        })
+    }
+
+    /// The forward pass of one sequence, with every named intermediate shown to `observer`.
+    pub fn observe(&self, sequence: &Sequence, observer: &mut Observer) -> Result<()> {
+        sequence.check(0, &self.spec)?;
+        self.hidden(&PackedBatch::new(std::iter::once(sequence)), Some(observer)).map(drop)
+    }
+
+    /// Checks, plans and runs batches; `finish` turns a batch's token vectors into one row of values a sequence.
+    fn run(
+        &self,
+        sequences: &[Sequence],
+        finish: &(dyn Fn(&PackedBatch, &Buffer) -> Result<Vec<Vec<f32>>> + Sync),
+    ) -> Vec<Result<Vec<f32>>> {
+        let mut results: Vec<Option<Result<Vec<f32>>>> =
+            sequences.iter().enumerate().map(|(i, s)| s.check(i, &self.spec).err().map(Err)).collect();
+        let good: Vec<usize> = (0..sequences.len()).filter(|&i| results[i].is_none()).collect();
+        let lengths: Vec<usize> = good.iter().map(|&i| sequences[i].ids.len()).collect();
+        for batch in plan(&lengths, BATCH_TOKENS) {
+            let items: Vec<usize> = batch.into_iter().map(|i| good[i]).collect();
+            match self.run_batch(sequences, &items, finish) {
+                Ok(rows) => {
+                    for (item, row) in items.into_iter().zip(rows) {
+                        results[item] = Some(self.finite(&sequences[item], row).map_err(|e| e.with_item(item)));
+                    }
+                }
+                // What one item or one large batch could not have, each item alone may.
+                Err(_) if items.len() > 1 => {
+                    for item in items {
+                        let row = self.run_batch(sequences, &[item], finish).and_then(|mut r| {
+                            r.pop().ok_or_else(|| InferError::input(item, "the batch gave no row for it"))
+                        });
+                        let row = row.and_then(|row| self.finite(&sequences[item], row));
+                        results[item] = Some(row.map_err(|e| e.with_item(item)));
+                    }
+                }
+                Err(e) => results[items[0]] = Some(Err(e.with_item(items[0]))),
+            }
+        }
+        let unplanned = |i| Err(InferError::input(i, "no batch held it"));
+        results.into_iter().enumerate().map(|(i, r)| r.unwrap_or_else(|| unplanned(i))).collect()
+    }
+
+    fn run_batch(
+        &self,
+        sequences: &[Sequence],
+        items: &[usize],
+        finish: &(dyn Fn(&PackedBatch, &Buffer) -> Result<Vec<Vec<f32>>> + Sync),
+    ) -> Result<Vec<Vec<f32>>> {
+        let batch = PackedBatch::new(items.iter().map(|&i| &sequences[i]));
+        on_pool(|| finish(&batch, &self.hidden(&batch, None)?))
+    }
+
+    fn class_scores(&self, batch: &PackedBatch, hidden: &Buffer) -> Result<Buffer> {
+        self.weights.classify(&*self.compute, &self.spec, hidden, &batch.segments)
+    }
+
+    /// Reads a buffer and cuts it into rows of the given lengths.
+    fn read(&self, buffer: &Buffer, lengths: &[usize]) -> Result<Vec<Vec<f32>>> {
+        let mut all = vec![0.0; lengths.iter().sum()];
+        self.compute.read(buffer, &mut all)?;
+        let mut rest = all.as_slice();
+        Ok(lengths
+            .iter()
+            .map(|len| {
+                let (row, tail) = rest.split_at(*len);
+                rest = tail;
+                row.to_vec()
+            })
+            .collect())
+    }
+
+    /// The row, or an error that says where its first non-finite value arose.
+    fn finite(&self, sequence: &Sequence, row: Vec<f32>) -> Result<Vec<f32>> {
+        if row.iter().all(|v| v.is_finite()) {
+            return Ok(row);
+        }
+        let mut stage = None;
+        self.observe(sequence, &mut |name, buffer| {
+            if stage.is_none() {
+                let mut values = vec![0.0; buffer.len()];
+                self.compute.read(buffer, &mut values)?;
+                stage = values.iter().any(|v| !v.is_finite()).then(|| name.to_string());
+            }
+            Ok(())
+        })?;
+        Err(InferError::NonFiniteOutput { item: 0, stage: stage.unwrap_or_else(|| "pooling".to_string()) })
+    }
+}
+
+fn masked_rows(ids: &[Vec<u32>], masks: &[Vec<u32>], types: Option<&[Vec<u32>]>) -> Result<Vec<Sequence>> {
+    let others = [Some(("masks", masks.len())), types.map(|t| ("rows of token types", t.len()))];
+    for (what, len) in others.into_iter().flatten() {
+        if len != ids.len() {
+            return Err(InferError::InvalidArgument(format!("{} rows of ids but {len} {what}", ids.len())));
+        }
+    }
+    let row = |i: usize| Sequence::from_masked(i, &ids[i], &masks[i], types.map(|t| t[i].as_slice()));
+    (0..ids.len()).map(row).collect()
+}
+
+/// Runs `f` on a thread of the current rayon pool, so that each operation forks without a trip between pools.
+fn on_pool<T: Send>(f: impl FnOnce() -> T + Send) -> T {
+    rayon::scope(|_| f())
+}

@@ -1,0 +1,88 @@
+//! What the integration tests share: fixtures, reference tensors, comparison.
+#![allow(dead_code)] // each test binary uses its own part
+
+use std::path::PathBuf;
+
+use safetensors::{Dtype, SafeTensors};
+
+pub fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// Names of the fixture folders that start so, sorted.
+pub fn fixtures(prefix: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(fixture("")).unwrap().flatten();
+    let mut names: Vec<String> = entries.filter_map(|e| e.file_name().into_string().ok()).collect();
+    names.retain(|n| n.starts_with(prefix));
+    names.sort();
+    names
+}
+
+/// The real model's folder. Absent: says so, or fails when `KIN_INFER_REQUIRE_MODEL` demands it.
+pub fn minilm() -> Option<PathBuf> {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/all-MiniLM-L6-v2");
+    if folder.join("model.safetensors").is_file() {
+        return Some(folder);
+    }
+    let required = std::env::var("KIN_INFER_REQUIRE_MODEL").is_ok_and(|v| v == "1");
+    assert!(!required, "KIN_INFER_REQUIRE_MODEL=1 and {} is absent: run scripts/fetch-minilm.sh", folder.display());
+    eprintln!("1 skipped: {} is absent; scripts/fetch-minilm.sh brings it", folder.display());
+    None
+}
+
+/// A fixture's expected.safetensors.
+pub struct Reference {
+    bytes: Vec<u8>,
+}
+
+impl Reference {
+    pub fn open(name: &str) -> Self {
+        let path = fixture(name).join("expected.safetensors");
+        Self { bytes: std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())) }
+    }
+
+    /// A floating-point tensor, if it is there.
+    pub fn values(&self, name: &str) -> Option<Vec<f64>> {
+        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
+        let t = tensors.tensor(name).ok()?;
+        let bytes = t.data();
+        Some(match t.dtype() {
+            Dtype::F64 => bytes.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect(),
+            Dtype::F32 => {
+                bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect()
+            }
+            other => panic!("{name}: dtype {other:?}"),
+        })
+    }
+
+    /// An I64 tensor as ids, if it is there.
+    pub fn ids(&self, name: &str) -> Option<Vec<u32>> {
+        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
+        let t = tensors.tensor(name).ok()?;
+        assert_eq!(t.dtype(), Dtype::I64, "{name}");
+        Some(t.data().chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect())
+    }
+
+    /// A two-dimensional I64 tensor as rows, and its width.
+    pub fn rows(&self, name: &str) -> (Vec<Vec<u32>>, usize) {
+        let width = SafeTensors::deserialize(&self.bytes).unwrap().tensor(name).unwrap().shape()[1];
+        (self.ids(name).unwrap().chunks(width).map(<[u32]>::to_vec).collect(), width)
+    }
+}
+
+/// Fails, naming the worst element, when an error passes `bound` times the largest expected magnitude.
+pub fn assert_close(what: &str, found: &[f32], expected: &[f64], bound: f64) {
+    assert_eq!(found.len(), expected.len(), "{what}: number of values");
+    let largest = expected.iter().fold(0f64, |a, e| a.max(e.abs()));
+    let error = |i: usize| (f64::from(found[i]) - expected[i]).abs();
+    let worst = (0..found.len()).max_by(|a, b| error(*a).total_cmp(&error(*b)));
+    if let Some(i) = worst {
+        assert!(
+            error(i) <= bound * largest,
+            "{what}: worst at {i}: found {}, expected {}, {:.2e} of the largest {largest}; allowed {bound:.0e}",
+            found[i],
+            expected[i],
+            error(i) / largest
+        );
+    }
+}

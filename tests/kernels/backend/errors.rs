@@ -1,0 +1,221 @@
+//! Sizes that contradict each other, ids beyond a table, and handles of another backend: errors before anything is
+//! computed, never a panic.
+
+use kin_infer::cpu::CpuCompute;
+use kin_infer::gpu::{
+    Activation, Alibi, AttentionShape, Buffer, Columns, Epilogue, GpuCompute, IndexBuffer, PoolingMode, Rope,
+    RopeLayout, Segments, Table, Weight,
+};
+use kin_infer::{InferError, Result};
+use safetensors::tensor::Dtype;
+
+use super::definition::tensor;
+use super::values;
+
+#[track_caller]
+fn refused<T>(result: Result<T>, parts: &[&str]) {
+    match result {
+        Ok(_) => panic!("accepted; {parts:?} was expected"),
+        Err(error @ InferError::InvalidArgument(_)) => {
+            let message = error.to_string();
+            assert!(parts.iter().all(|p| message.contains(p)), "{parts:?} is not in: {message}");
+        }
+        Err(other) => panic!("another variant: {other:?}"),
+    }
+}
+
+fn zeros(c: &CpuCompute, len: usize) -> Buffer {
+    c.upload(&vec![0.0; len]).unwrap()
+}
+
+fn weight(c: &CpuCompute, n: usize, k: usize) -> Weight {
+    c.prepare_weight(&[tensor(&vec![1.0; n * k], &[n, k], Dtype::F32).0]).unwrap()
+}
+
+#[test]
+fn matmul() {
+    let c = &CpuCompute::new().unwrap();
+    let w = weight(c, 20, 6);
+    let b = |len| zeros(c, len);
+    let run = |x: usize, bias: Option<usize>, residual: Option<usize>, out: usize| {
+        let (bias, residual) = (bias.map(b), residual.map(b));
+        let e = Epilogue { bias: bias.as_ref(), activation: Activation::Relu, residual: residual.as_ref() };
+        c.matmul(&b(x), 3, &w, e, &mut b(out))
+    };
+    run(18, Some(20), Some(60), 60).unwrap();
+    refused(run(17, None, None, 60), &["matmul", "input", "17", "18"]);
+    refused(run(18, None, None, 59), &["matmul", "output", "59", "60"]);
+    refused(run(18, Some(19), None, 60), &["matmul", "bias", "19", "20"]);
+    refused(run(18, None, Some(59), 60), &["matmul", "residual", "59", "60"]);
+    c.matmul(&b(0), 0, &w, Epilogue::NONE, &mut b(0)).unwrap();
+}
+
+#[test]
+fn weights_and_tables() {
+    let c = &CpuCompute::new().unwrap();
+    let t = |shape: &[usize]| tensor(&vec![1.0; shape.iter().product()], shape, Dtype::F32).0;
+    refused(c.prepare_weight(&[]), &["prepare_weight"]);
+    refused(c.prepare_weight(&[t(&[6])]), &["[6]"]);
+    refused(c.prepare_weight(&[t(&[2, 3, 4])]), &["[2, 3, 4]"]);
+    refused(c.prepare_weight(&[t(&[2, 3]), t(&[2, 4])]), &["[2, 3]", "[2, 4]"]);
+    refused(c.prepare_table(&t(&[6])), &["prepare_table", "[6]"]);
+    // No rows, or no columns, are a matrix still.
+    assert_eq!(c.prepare_weight(&[t(&[0, 3])]).unwrap().n(), 0);
+    assert_eq!(c.prepare_weight(&[t(&[3, 0])]).unwrap().k(), 0);
+    assert_eq!(c.prepare_table(&t(&[0, 3])).unwrap().rows(), 0);
+}
+
+#[test]
+fn gather() {
+    let c = &CpuCompute::new().unwrap();
+    let table = c.prepare_table(&tensor(&[1.0; 15], &[5, 3], Dtype::F16).0).unwrap();
+    let run = |ids: &[u32], out: usize| c.gather(&table, &c.upload_index(ids).unwrap(), false, &mut zeros(c, out));
+    run(&[0, 4], 6).unwrap();
+    run(&[], 0).unwrap();
+    refused(run(&[0, 5], 6), &["gather", "table", "5", "6"]);
+    refused(run(&[u32::MAX], 3), &["gather", "table"]);
+    refused(run(&[0, 4], 5), &["gather", "output", "5", "6"]);
+}
+
+#[test]
+fn elementwise_and_norms() {
+    let c = &CpuCompute::new().unwrap();
+    let b = |len| zeros(c, len);
+    refused(c.add(&mut b(4), &b(3)), &["add", "3", "4"]);
+    refused(c.mul(&mut b(4), &b(3)), &["mul", "3", "4"]);
+    refused(c.layer_norm(&mut b(4), &b(4), Some(&b(3)), 1e-5), &["layer_norm", "beta"]);
+    refused(c.read(&b(3), &mut [0.0; 4]), &["read", "3", "4"]);
+    c.add(&mut b(0), &b(0)).unwrap();
+    c.layer_norm(&mut b(0), &b(4), None, 1e-5).unwrap();
+    c.l2_normalize(&mut b(0), 4).unwrap();
+}
+
+#[test]
+fn attention() {
+    let c = &CpuCompute::new().unwrap();
+    let segments = Segments::from_lengths([2, 3]);
+    let plain = AttentionShape { segments: &segments, heads: 4, kv_heads: 2, head_dim: 8, scale: 1.0, alibi: None };
+    let (q, kv) = (zeros(c, 5 * 32), zeros(c, 5 * 16));
+    let q_view = Columns { buffer: &q, first: 0, stride: 32 };
+    let kv_view = Columns { buffer: &kv, first: 0, stride: 16 };
+    let run = |shape: &AttentionShape, q, k, v, out: usize| c.attention(q, k, v, shape, &mut zeros(c, out));
+    run(&plain, q_view, kv_view, kv_view, 5 * 32).unwrap();
+    refused(run(&plain, q_view, kv_view, kv_view, 5 * 32 - 1), &["attention", "output"]);
+    for kv_heads in [0, 3, 5, 8] {
+        refused(run(&AttentionShape { kv_heads, ..plain }, q_view, kv_view, kv_view, 5 * 32), &["heads"]);
+    }
+    let short = zeros(c, 5 * 16 - 1);
+    let short = Columns { buffer: &short, ..kv_view };
+    refused(run(&plain, q_view, short, kv_view, 5 * 32), &["the key", "79", "80"]);
+    refused(run(&plain, q_view, kv_view, short, 5 * 32), &["the value"]);
+    refused(run(&plain, Columns { first: 1, ..q_view }, kv_view, kv_view, 5 * 32), &["the query", "width"]);
+    refused(run(&plain, q_view, Columns { stride: 15, ..kv_view }, kv_view, 5 * 32), &["the key", "width"]);
+    let (slopes, few) = (zeros(c, 4), zeros(c, 3));
+    let positions = |n: u32| c.upload_index(&(0..n).collect::<Vec<_>>()).unwrap();
+    let (five, four) = (positions(5), positions(4));
+    for (slopes, positions, part) in [(&few, &five, "slopes"), (&slopes, &four, "positions")] {
+        let shape = AttentionShape { alibi: Some(Alibi { slopes, positions }), ..plain };
+        refused(run(&shape, q_view, kv_view, kv_view, 5 * 32), &["attention", part]);
+    }
+    // The primitives check on their own.
+    let scores = plain.score_len();
+    assert_eq!(scores, 4 * (4 + 9));
+    refused(c.attention_scores(q_view, kv_view, &plain, &mut zeros(c, scores - 1)), &["score buffer"]);
+    refused(c.attention_scores(q_view, short, &plain, &mut zeros(c, scores)), &["the key"]);
+    refused(c.softmax(&mut zeros(c, scores - 1), &plain), &["score buffer"]);
+    refused(c.attention_values(&zeros(c, scores - 1), kv_view, &plain, &mut zeros(c, 5 * 32)), &["score buffer"]);
+    refused(c.attention_values(&zeros(c, scores), short, &plain, &mut zeros(c, 5 * 32)), &["the value"]);
+    refused(c.attention_values(&zeros(c, scores), kv_view, &plain, &mut zeros(c, 5 * 32 - 1)), &["output"]);
+}
+
+#[test]
+fn rope() {
+    let c = &CpuCompute::new().unwrap();
+    let positions = &c.upload_index(&[0, 3]).unwrap();
+    let (table, short) = (zeros(c, 4 * 4), zeros(c, 4 * 4 - 1));
+    let good = Rope {
+        cos: &table,
+        sin: &table,
+        positions,
+        first: 4,
+        stride: 20,
+        heads: 2,
+        head_dim: 8,
+        rotary_dim: 8,
+        layout: RopeLayout::Halves,
+    };
+    let run = |len: usize, rope: &Rope| c.rope(&mut zeros(c, len), rope);
+    run(40, &good).unwrap();
+    refused(run(39, &good), &["rope", "matrix", "39", "40"]);
+    refused(run(40, &Rope { cos: &short, ..good }), &["rope", "cosine", "15", "16"]);
+    refused(run(40, &Rope { sin: &short, ..good }), &["rope", "sine"]);
+    for bad in [
+        Rope { rotary_dim: 7, ..good },
+        Rope { rotary_dim: 10, ..good },
+        Rope { first: 5, ..good },
+        Rope { heads: 3, ..good },
+    ] {
+        refused(run(40, &bad), &["rope", "does not fit"]);
+    }
+}
+
+#[test]
+fn pool() {
+    let c = &CpuCompute::new().unwrap();
+    let ranges = Segments::from_lengths([2, 3]);
+    let run = |x: usize, skip: usize, out: usize, first: usize, stride: usize| {
+        let mut out = zeros(c, out);
+        c.pool(&zeros(c, x), 4, &ranges, skip, PoolingMode::Mean, (&mut out, first, stride))
+    };
+    run(20, 1, 8, 0, 4).unwrap();
+    refused(run(19, 0, 8, 0, 4), &["pool", "input", "19", "20"]);
+    refused(run(20, 0, 7, 0, 4), &["pool", "output", "7", "8"]);
+    refused(run(20, 0, 8, 1, 4), &["pool", "row of the output"]);
+    match run(20, 2, 8, 0, 4) {
+        Err(InferError::InputError { item: 0, detail }) => assert!(detail.contains("2 tokens"), "{detail}"),
+        other => panic!("{other:?}"),
+    }
+    let mut out = zeros(c, 8);
+    let empty = Segments::from_lengths([2, 0]);
+    let result = c.pool(&zeros(c, 8), 4, &empty, 0, PoolingMode::Cls, (&mut out, 0, 4));
+    assert!(matches!(result, Err(InferError::InputError { item: 1, .. })), "{result:?}");
+}
+
+/// Handles that another backend made.
+#[test]
+fn foreign_handles() {
+    let c = &CpuCompute::new().unwrap();
+    let buffer = || Buffer::new(64, ());
+    let index = IndexBuffer::new(4, 1, ());
+    let mine = || zeros(c, 64);
+    let what = &["another backend"];
+    let w = weight(c, 4, 4);
+    refused(c.read(&buffer(), &mut [0.0; 4]), what);
+    refused(c.matmul(&buffer(), 4, &w, Epilogue::NONE, &mut mine()), what);
+    refused(c.matmul(&mine(), 4, &w, Epilogue::NONE, &mut buffer()), what);
+    refused(c.matmul(&mine(), 4, &Weight::new(4, 4, 0, ()), Epilogue::NONE, &mut mine()), what);
+    let foreign = buffer();
+    refused(c.matmul(&mine(), 4, &w, Epilogue { bias: Some(&foreign), ..Epilogue::NONE }, &mut mine()), what);
+    refused(c.matmul(&mine(), 4, &w, Epilogue { residual: Some(&foreign), ..Epilogue::NONE }, &mut mine()), what);
+    let table = c.prepare_table(&tensor(&[1.0; 16], &[4, 4], Dtype::F32).0).unwrap();
+    let ids = c.upload_index(&[0, 1, 2, 3]).unwrap();
+    refused(c.gather(&Table::new(4, 4, ()), &ids, false, &mut mine()), what);
+    refused(c.gather(&table, &index, false, &mut mine()), what);
+    refused(c.gather(&table, &ids, false, &mut buffer()), what);
+    refused(c.layer_norm(&mut buffer(), &mine(), None, 1e-5), what);
+    refused(c.layer_norm(&mut mine(), &buffer(), None, 1e-5), what);
+    refused(c.rms_norm(&mut mine(), &buffer(), 1e-5), what);
+    refused(c.activate(&mut buffer(), Activation::Tanh), what);
+    refused(c.add(&mut mine(), &buffer()), what);
+    refused(c.mul(&mut buffer(), &mine()), what);
+    refused(c.l2_normalize(&mut buffer(), 4), what);
+    let ranges = Segments::from_lengths([4]);
+    refused(c.pool(&buffer(), 4, &ranges, 0, PoolingMode::Mean, (&mut mine(), 0, 4)), what);
+    refused(c.pool(&mine(), 4, &ranges, 0, PoolingMode::Mean, (&mut buffer(), 0, 4)), what);
+    let shape = AttentionShape { segments: &ranges, heads: 1, kv_heads: 1, head_dim: 4, scale: 1.0, alibi: None };
+    let good = mine();
+    let view = |buffer| Columns { buffer, first: 0, stride: 4 };
+    refused(c.attention(view(&foreign), view(&good), view(&good), &shape, &mut mine()), what);
+    refused(c.attention(view(&good), view(&good), view(&good), &shape, &mut buffer()), what);
+    assert_eq!(values(c, &good), [0.0; 64]);
+}

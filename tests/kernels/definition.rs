@@ -1,0 +1,212 @@
+//! The numerics contract (docs/numerics.md) written down a second time, as plainly as it can be, for tests to compare
+//! with bit for bit; and what the comparisons share.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use half::{bf16, f16};
+use kin_infer::cpu::{self, Kernels};
+use kin_infer::gpu::Activation;
+use kin_infer::weights::{Checkpoint, Tensor};
+use safetensors::tensor::{Dtype, TensorView};
+
+/// The instruction sets with kernels on this architecture.
+pub const POSSIBLE: &[&str] = if cfg!(target_arch = "x86_64") {
+    &["scalar", "avx2", "avx512"]
+} else if cfg!(target_arch = "aarch64") {
+    &["scalar", "neon"]
+} else {
+    &["scalar"]
+};
+
+pub const ACTIVATIONS: [Activation; 7] = [
+    Activation::Identity,
+    Activation::Relu,
+    Activation::GeluErf,
+    Activation::GeluTanh,
+    Activation::Silu,
+    Activation::Sigmoid,
+    Activation::Tanh,
+];
+
+pub fn scalar() -> &'static Kernels {
+    cpu::by_name("scalar").unwrap()
+}
+
+/// Runs `check` with the kernels of each instruction set by name, and prints which ones the CPU lacks.
+pub fn each_isa(test: &str, mut check: impl FnMut(&'static Kernels)) {
+    let names: Vec<_> = cpu::available().iter().map(|k| k.name()).collect();
+    assert!(names.iter().all(|name| POSSIBLE.contains(name)), "{names:?} has names that the tests do not know");
+    let (ran, skipped): (Vec<&str>, Vec<&str>) = POSSIBLE.iter().partition(|name| names.contains(name));
+    for name in &ran {
+        check(cpu::by_name(name).unwrap());
+    }
+    println!("{test}: ran {} ({}), skipped {} ({})", ran.len(), ran.join(" "), skipped.len(), skipped.join(" "));
+}
+
+/// The bits of a value; all NaN are one.
+pub fn class(x: f32) -> u32 {
+    if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }
+}
+
+#[track_caller]
+pub fn same(case: impl Fn() -> String, found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len(), "{}: length", case());
+    if let Some(i) = (0..found.len()).find(|&i| class(found[i]) != class(expected[i])) {
+        let (f, e) = (found[i], expected[i]);
+        panic!("{}: [{i}] is {f:e} ({:08x}), defined as {e:e} ({:08x})", case(), f.to_bits(), e.to_bits());
+    }
+}
+
+/// SplitMix64.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// In -1..1, with 23 significant bits.
+    pub fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+    }
+
+    pub fn vector(&mut self, len: usize, scale: f32) -> Vec<f32> {
+        (0..len).map(|_| self.unit() * scale).collect()
+    }
+}
+
+/// Element i goes to lane i mod 32, in ascending order, padding included; lane i then takes lane i + 16, 8, 4, 2, 1.
+fn lanes(len: usize, mut term: impl FnMut(f32, Option<usize>) -> f32) -> f32 {
+    let mut lanes = [0f32; 32];
+    for i in 0..len.next_multiple_of(32) {
+        lanes[i % 32] = term(lanes[i % 32], (i < len).then_some(i));
+    }
+    for width in [16, 8, 4, 2, 1] {
+        for i in 0..width {
+            lanes[i] += lanes[i + width];
+        }
+    }
+    lanes[0]
+}
+
+pub fn sum(x: &[f32]) -> f32 {
+    lanes(x.len(), |acc, i| acc + i.map_or(0.0, |i| x[i]))
+}
+
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+    lanes(a.len(), |acc, i| i.map_or(0.0, |i| a[i]).mul_add(i.map_or(0.0, |i| b[i]), acc))
+}
+
+pub fn activation(kind: Activation, x: f32) -> f32 {
+    let mut one = [x];
+    match kind {
+        Activation::Identity => {}
+        Activation::Relu => one[0] = if x < 0.0 { 0.0 } else { x },
+        kind => scalar().activation(kind, &mut one),
+    }
+    one[0]
+}
+
+pub fn finish(x: &[f32], bias: Option<&[f32]>, kind: Activation, residual: Option<&[f32]>) -> Vec<f32> {
+    let value = |i: usize| {
+        let biased = bias.map_or(x[i], |b| x[i] + b[i]);
+        let y = activation(kind, biased);
+        residual.map_or(y, |r| y + r[i])
+    };
+    (0..x.len()).map(value).collect()
+}
+
+pub fn softmax(x: &[f32], scale: f32, bias: Option<&[f32]>) -> Vec<f32> {
+    let z: Vec<f32> = (0..x.len()).map(|i| bias.map_or(x[i] * scale, |b| x[i].mul_add(scale, b[i]))).collect();
+    let top = z.iter().fold(f32::NEG_INFINITY, |top, &z| if top < z { z } else { top });
+    let mut e: Vec<f32> = z.iter().map(|z| z - top).collect();
+    scalar().exp(&mut e);
+    let inverse = 1.0 / sum(&e);
+    e.iter().map(|e| e * inverse).collect()
+}
+
+pub fn layer_norm(x: &[f32], gamma: &[f32], beta: Option<&[f32]>, eps: f32) -> Vec<f32> {
+    let mean = sum(x) / x.len() as f32;
+    let d: Vec<f32> = x.iter().map(|x| x - mean).collect();
+    let inverse = 1.0 / (dot(&d, &d) / x.len() as f32 + eps).sqrt();
+    let value = |i: usize| beta.map_or(d[i] * inverse * gamma[i], |b| (d[i] * inverse).mul_add(gamma[i], b[i]));
+    (0..x.len()).map(value).collect()
+}
+
+pub fn rms_norm(x: &[f32], gamma: &[f32], eps: f32) -> Vec<f32> {
+    let inverse = 1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt();
+    x.iter().zip(gamma).map(|(x, g)| x * inverse * g).collect()
+}
+
+pub fn l2_normalize(x: &[f32]) -> Vec<f32> {
+    let norm = dot(x, x).sqrt();
+    let norm = if norm < 1e-12 { 1e-12 } else { norm };
+    x.iter().map(|x| x / norm).collect()
+}
+
+/// One output element of a product: blocks of 512, each one FMA chain from +0, added in order.
+pub fn chain(len: usize, a: impl Fn(usize) -> f32, b: impl Fn(usize) -> f32) -> f32 {
+    let block = |k0: usize| (k0..len.min(k0 + 512)).fold(0f32, |chain, k| a(k).mul_add(b(k), chain));
+    let mut result = block(0);
+    for k0 in (512..len).step_by(512) {
+        result += block(k0);
+    }
+    result
+}
+
+/// x[rows, k] w[n, k]^T.
+pub fn product(x: &[f32], w: &[f32], (rows, n, k): (usize, usize, usize)) -> Vec<f32> {
+    let element = |at: usize| {
+        let (row, column) = (&x[at / n * k..][..k], &w[at % n * k..][..k]);
+        chain(k, |k| row[k], |k| column[k])
+    };
+    (0..rows * n).map(element).collect()
+}
+
+/// A folder for checkpoint files, removed when the test ends.
+struct Folder(PathBuf);
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A tensor of these values, rounded to `dtype`, and the values it then holds.
+pub fn tensor(values: &[f32], shape: &[usize], dtype: Dtype) -> (Tensor, Vec<f32>) {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let unique = format!("kin-infer-kernels-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let folder = Folder(std::env::temp_dir().join(unique));
+    std::fs::create_dir(&folder.0).unwrap();
+    let file = folder.0.join("t.safetensors");
+    let (bytes, held): (Vec<u8>, Vec<f32>) = match dtype {
+        Dtype::F32 => (values.iter().flat_map(|v| v.to_le_bytes()).collect(), values.to_vec()),
+        Dtype::F16 => {
+            let halves: Vec<f16> = values.iter().map(|v| f16::from_f32(*v)).collect();
+            (halves.iter().flat_map(|h| h.to_le_bytes()).collect(), halves.iter().map(|h| h.to_f32()).collect())
+        }
+        Dtype::BF16 => {
+            let halves: Vec<bf16> = values.iter().map(|v| bf16::from_f32(*v)).collect();
+            (halves.iter().flat_map(|h| h.to_le_bytes()).collect(), halves.iter().map(|h| h.to_f32()).collect())
+        }
+        other => panic!("{other:?}"),
+    };
+    let view = TensorView::new(dtype, shape.to_vec(), &bytes).unwrap();
+    safetensors::serialize_to_file(BTreeMap::from([("t", view)]), None, Path::new(&file)).unwrap();
+    let checkpoint = Checkpoint::open_file(&file).unwrap();
+    (checkpoint.tensor("t").unwrap().clone(), held)
+}
+
+/// Runs `f` with this many threads in the current pool.
+pub fn with_threads<T: Send>(threads: usize, f: impl FnOnce() -> T + Send) -> T {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
+}

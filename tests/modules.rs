@@ -1,0 +1,287 @@
+//! What folders in the layouts of several sentence-transformers versions say, and what is refused.
+
+use std::path::{Path, PathBuf};
+
+use kin_infer::InferError;
+use kin_infer::modules::{DenseActivation, ModelFolder, Module, PoolingMode};
+use serde_json::{Value, json};
+
+/// A folder under the system's temporary folder, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("kin-infer-modules-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+
+    fn file(&self, name: &str, value: Value) -> &Self {
+        let file = self.0.join(name);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, value.to_string()).unwrap();
+        self
+    }
+
+    /// modules.json with `sentence_transformers.models.<class>` in `<index>_<class>`, the transformer at the top.
+    fn modules(&self, classes: &[&str]) -> &Self {
+        let entry = |(index, class): (usize, &&str)| {
+            let path = if index == 0 { String::new() } else { format!("{index}_{class}") };
+            json!({"idx": index, "name": index.to_string(), "path": path,
+                   "type": format!("sentence_transformers.models.{class}")})
+        };
+        self.file("modules.json", classes.iter().enumerate().map(entry).collect())
+    }
+
+    fn read(&self) -> ModelFolder {
+        ModelFolder::read(&self.0).unwrap()
+    }
+
+    fn error(&self) -> InferError {
+        ModelFolder::read(&self.0).unwrap_err()
+    }
+
+    #[track_caller]
+    fn refused(&self, words: &[&str]) {
+        let error = self.error();
+        let message = error.to_string();
+        assert!(matches!(error, InferError::ModelError { .. } | InferError::ModelIncompatible { .. }), "{message}");
+        for word in words {
+            assert!(message.contains(word), "{message:?} lacks {word:?}");
+        }
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn pooling(module: &Module) -> &[PoolingMode] {
+    match module {
+        Module::Pooling(pooling) => &pooling.modes,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn minilm_reads() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/all-MiniLM-L6-v2");
+    if !folder.join("modules.json").is_file() {
+        let required = std::env::var("KIN_INFER_REQUIRE_MODEL").is_ok_and(|value| value == "1");
+        assert!(!required, "KIN_INFER_REQUIRE_MODEL=1 and there is no {}", folder.display());
+        println!("skipped minilm_reads: there is no {}", folder.display());
+        return;
+    }
+    let model = ModelFolder::read(&folder).unwrap();
+    assert_eq!(model.transformer_dir, folder);
+    assert_eq!(pooling(&model.modules[0]), [PoolingMode::Mean]);
+    assert_eq!(model.modules[1..], [Module::Normalize]);
+    assert!(model.prompts.is_empty() && !model.assumed_pooling);
+}
+
+#[test]
+fn without_modules_json_mean_and_normalise_are_assumed() {
+    let folder = Folder::new("bare");
+    folder.file("config_sentence_transformers.json", json!({"prompts": {"query": "q: "}}));
+    let model = folder.read();
+    assert!(model.assumed_pooling);
+    assert_eq!(model.transformer_dir, folder.0);
+    assert_eq!(pooling(&model.modules[0]), [PoolingMode::Mean]);
+    assert_eq!(model.modules[1..], [Module::Normalize]);
+    assert_eq!(model.prompts["query"], "q: ");
+    assert!(ModelFolder::read(&folder.0.join("absent")).is_err());
+}
+
+#[test]
+fn a_full_folder_reads() {
+    let folder = Folder::new("full");
+    std::fs::create_dir_all(folder.0.join("0_Transformer")).unwrap();
+    let class = |module: &str| format!("sentence_transformers.{module}");
+    folder
+        .file(
+            "modules.json",
+            json!([
+                {"idx": 0, "name": "0", "path": "0_Transformer", "type": class("base.modules.transformer.Transformer")},
+                {"idx": 1, "name": "1", "path": "1_Pooling", "type": class("sentence_transformer.modules.pooling.Pooling")},
+                {"idx": 2, "name": "2", "path": "2_Dropout", "type": class("models.Dropout")},
+                {"idx": 3, "name": "3", "path": "3_Dense", "type": class("base.modules.dense.Dense")},
+                {"idx": 4, "name": "4", "path": "4_LayerNorm", "type": class("models.LayerNorm")},
+                {"idx": 5, "name": "5", "path": "5_Normalize", "type": class("base.modules.normalize.Normalize")},
+            ]),
+        )
+        .file(
+            "1_Pooling/config.json",
+            json!({"embedding_dimension": 4, "pooling_mode": ["mean", "cls"], "include_prompt": false}),
+        )
+        .file(
+            "3_Dense/config.json",
+            json!({"in_features": 8, "out_features": 3, "bias": false,
+                   "activation_function": "torch.nn.modules.linear.Identity",
+                   "module_input_name": "sentence_embedding", "module_output_name": "sentence_embedding"}),
+        )
+        .file("4_LayerNorm/config.json", json!({"dimension": 3}))
+        .file(
+            "config_sentence_transformers.json",
+            json!({"prompts": {"query": "query: ", "document": "", "none": null}, "default_prompt_name": "query",
+                   "similarity_fn_name": "dot", "truncate_dim": 2}),
+        );
+    let model = folder.read();
+    assert_eq!(model.transformer_dir, folder.0.join("0_Transformer"));
+    let [Module::Pooling(pooling), Module::Dense(dense), Module::LayerNorm(norm), Module::Normalize] =
+        model.modules.as_slice()
+    else {
+        panic!("{:?}", model.modules)
+    };
+    assert_eq!(pooling.modes, [PoolingMode::Mean, PoolingMode::Cls]);
+    assert_eq!((pooling.include_prompt, pooling.dimension), (false, Some(4)));
+    assert_eq!((dense.in_features, dense.out_features, dense.bias), (8, 3, false));
+    assert_eq!(dense.activation, DenseActivation::Identity);
+    assert_eq!(dense.dir, folder.0.join("3_Dense"));
+    assert_eq!((norm.dimension, &norm.dir), (3, &folder.0.join("4_LayerNorm")));
+    assert_eq!(model.prompts.len(), 2);
+    assert_eq!(model.default_prompt_name.as_deref(), Some("query"));
+    assert_eq!((model.truncate_dim, model.similarity.as_deref()), (Some(2), Some("dot")));
+}
+
+#[test]
+fn pooling_modes_of_both_forms() {
+    use PoolingMode::*;
+    let all = [
+        ("pooling_mode_lasttoken", "lasttoken", LastToken),
+        ("pooling_mode_weightedmean_tokens", "weightedmean", WeightedMean),
+        ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens", MeanSqrtLen),
+        ("pooling_mode_mean_tokens", "mean", Mean),
+        ("pooling_mode_max_tokens", "max", Max),
+        ("pooling_mode_cls_token", "cls", Cls),
+    ];
+    let read = |config: Value| {
+        let folder = Folder::new("modes");
+        folder.modules(&["Transformer", "Pooling"]).file("1_Pooling/config.json", config);
+        pooling(&folder.read().modules[0]).to_vec()
+    };
+    for (key, name, mode) in all {
+        assert_eq!(read(json!({key: true})), [mode]);
+        assert_eq!(read(json!({"pooling_mode": name})), [mode]);
+        assert_eq!(read(json!({"pooling_mode": [name, "max"]})), [mode, Max]);
+    }
+    let old: Value =
+        all.iter().map(|(key, ..)| ((*key).to_owned(), json!(true))).collect::<serde_json::Map<_, _>>().into();
+    assert_eq!(read(old), [Cls, Max, Mean, MeanSqrtLen, WeightedMean, LastToken]);
+    assert_eq!(read(json!({"pooling_mode": "cls", "pooling_mode_mean_tokens": true})), [Cls]);
+}
+
+#[test]
+fn bad_pooling_is_refused() {
+    for (config, words) in [
+        (json!({"word_embedding_dimension": 4}), ["1_Pooling", "no pooling mode"]),
+        (json!({"pooling_mode_mean_tokens": false}), ["1_Pooling", "no pooling mode"]),
+        (json!({"pooling_mode": []}), ["1_Pooling", "no pooling mode"]),
+        (json!({"pooling_mode": "cls+mean"}), ["1_Pooling/config.json: pooling_mode", "cls+mean"]),
+        (json!({"pooling_mode": 3}), ["1_Pooling", "`pooling_mode` is 3"]),
+        (json!({"pooling_mode_mean_tokens": "yes"}), ["1_Pooling", "`pooling_mode_mean_tokens` is \"yes\""]),
+        (json!({"pooling_mode_median": true}), ["1_Pooling/config.json: pooling_mode_median", "true"]),
+        (json!({"pooling_mode": "cls", "include_prompt": 1}), ["1_Pooling", "`include_prompt` is 1"]),
+        (json!({"pooling_mode": "cls", "embedding_dimension": -4}), ["1_Pooling", "`embedding_dimension` is -4"]),
+        (json!([]), ["1_Pooling", "JSON object"]),
+    ] {
+        let folder = Folder::new("bad-pooling");
+        folder.modules(&["Transformer", "Pooling"]).file("1_Pooling/config.json", config).refused(&words);
+    }
+    let folder = Folder::new("no-pooling-file");
+    folder.modules(&["Transformer", "Pooling"]).refused(&["1_Pooling", "missing"]);
+}
+
+#[test]
+fn dense_activations() {
+    let read = |config: Value| {
+        let folder = Folder::new("dense");
+        folder
+            .modules(&["Transformer", "Pooling", "Dense"])
+            .file("1_Pooling/config.json", json!({"pooling_mode": "mean", "embedding_dimension": 4}))
+            .file("2_Dense/config.json", config);
+        ModelFolder::read(&folder.0)
+    };
+    for (path, expected) in [
+        ("torch.nn.modules.activation.Tanh", DenseActivation::Tanh),
+        ("torch.nn.modules.linear.Identity", DenseActivation::Identity),
+        ("torch.nn.modules.activation.ReLU", DenseActivation::Relu),
+        ("torch.nn.modules.activation.GELU", DenseActivation::Gelu),
+        ("torch.nn.modules.activation.Sigmoid", DenseActivation::Sigmoid),
+        ("torch.nn.modules.activation.SiLU", DenseActivation::Silu),
+    ] {
+        let model = read(json!({"in_features": 4, "out_features": 2, "activation_function": path})).unwrap();
+        assert!(matches!(&model.modules[1], Module::Dense(dense) if dense.activation == expected && dense.bias));
+    }
+    let default = read(json!({"in_features": 4, "out_features": 2})).unwrap();
+    assert!(matches!(&default.modules[1], Module::Dense(dense) if dense.activation == DenseActivation::Tanh));
+    let base = json!({"in_features": 4, "out_features": 2});
+    for (key, value, word) in [
+        ("activation_function", json!("torch.nn.modules.activation.Mish"), "activation.Mish"),
+        ("activation_function", json!("my.own.Tanh"), "my.own.Tanh"),
+        ("activation_function", json!(1), "`activation_function` is 1"),
+        ("use_residual", json!(true), "use_residual"),
+        ("module_input_name", json!("token_embeddings"), "token_embeddings"),
+        ("in_features", json!(5), "takes 5 values"),
+        ("in_features", json!(null), "`in_features` is missing"),
+        ("out_features", json!(0), "`out_features` is 0"),
+        ("bias", json!("no"), "`bias` is \"no\""),
+    ] {
+        let mut config = base.clone();
+        config[key] = value;
+        let message = read(config).unwrap_err().to_string();
+        assert!(message.contains(word), "{message}");
+    }
+}
+
+#[test]
+fn module_lists_that_are_refused() {
+    let pooling = json!({"pooling_mode": "mean"});
+    for (classes, word) in [
+        (&["Pooling", "Transformer"][..], "Transformer first"),
+        (&["Transformer"], "no Pooling"),
+        (&["Transformer", "Normalize"], "Pooling between"),
+        (&["Transformer", "Pooling", "Pooling"], "one Pooling"),
+        (&["Transformer", "Pooling", "LSTM"], "sentence_transformers.models.LSTM"),
+        (&["Transformer", "Pooling", "Router"], "sentence_transformers.models.Router"),
+        (&[], "non-empty list"),
+    ] {
+        let folder = Folder::new("lists");
+        folder.modules(classes).file("1_Pooling/config.json", pooling.clone()).refused(&["modules.json", word]);
+    }
+    for path in ["../elsewhere", "/etc", "1_Pooling/../../x", "a\\..\\b"] {
+        let folder = Folder::new("paths");
+        let list = json!([{"path": "", "type": "sentence_transformers.models.Transformer"},
+                          {"path": path, "type": "sentence_transformers.models.Pooling"}]);
+        folder.file("modules.json", list).refused(&["modules.json", "inside the model folder"]);
+    }
+    for (entry, word) in [
+        (json!({"path": "", "type": "custom_st.Transformer"}), "custom_st.Transformer"),
+        (json!({"path": "absent", "type": "sentence_transformers.models.Transformer"}), "absent"),
+        (json!({"path": 1, "type": "sentence_transformers.models.Transformer"}), "`path` is 1"),
+        (json!({"path": ""}), "`type` is missing"),
+        (json!("Transformer"), "not an object"),
+    ] {
+        let folder = Folder::new("entries");
+        folder.file("modules.json", json!([entry])).refused(&["modules.json", word]);
+    }
+    let folder = Folder::new("broken");
+    std::fs::write(folder.0.join("modules.json"), "[").unwrap();
+    folder.refused(&["modules.json", "not valid JSON"]);
+}
+
+#[test]
+fn bad_settings_are_refused() {
+    for (config, word) in [
+        (json!({"prompts": "query: "}), "`prompts` is"),
+        (json!({"prompts": {"query": 1}}), "`prompts.query` is 1"),
+        (json!({"default_prompt_name": "query"}), "`default_prompt_name` is `query`"),
+        (json!({"truncate_dim": 0}), "`truncate_dim` is 0"),
+        (json!({"similarity_fn_name": 1}), "`similarity_fn_name` is 1"),
+    ] {
+        let folder = Folder::new("settings");
+        folder.file("config_sentence_transformers.json", config);
+        folder.refused(&["config_sentence_transformers.json", word]);
+    }
+}
