@@ -81,7 +81,8 @@ impl Row {
             repeats as f64 * self.flops
         });
         let after = measure_peak(peak);
-        self.samples.push(Sample { rate, share: rate / ((before + after) / 2.0) });
+        // Whatever disturbs a peak lowers it: the higher one is nearer to the truth.
+        self.samples.push(Sample { rate, share: rate / before.max(after) });
     }
 
     fn median_share(&self) -> f64 {

@@ -117,7 +117,9 @@ impl Embedder {
     pub fn embed_each(&self, texts: &[&str], options: &EmbedOptions) -> Result<Vec<Result<Vec<f32>>>> {
         let prompt = self.prompt_text(&options.prompt)?;
         let dimensions = self.dimensions(options)?;
-        let prompt_tokens = if prompt.is_empty() { 0 } else { self.tokenizer.prefix_len(&prompt)? };
+        // A prompt longer than the window is cut with the text; its last place is the closing special token's.
+        let longest = self.window.limit.saturating_sub(1);
+        let prompt_tokens = if prompt.is_empty() { 0 } else { self.tokenizer.prefix_len(&prompt)?.min(longest) };
         let prefixed: Vec<String>;
         let inputs: Vec<&str> = if prompt.is_empty() {
             texts.to_vec()

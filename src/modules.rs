@@ -9,6 +9,8 @@ use std::path::{Component, Path, PathBuf};
 use serde_json::Value;
 
 use crate::error::{InferError, Result};
+use crate::gpu::Activation;
+pub use crate::gpu::PoolingMode;
 
 pub(crate) mod json;
 use json::{JsonFile, incompatible, read_value};
@@ -56,23 +58,6 @@ pub struct PoolingSpec {
     pub dimension: Option<usize>,
 }
 
-/// One pooling rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PoolingMode {
-    /// The first token's vector (the first after the prompt when the prompt is excluded).
-    Cls,
-    /// Per element, the largest over the tokens.
-    Max,
-    /// The mean over the tokens.
-    Mean,
-    /// The sum over the tokens divided by the square root of their number.
-    MeanSqrtLen,
-    /// The mean weighted by position, 1 for the text's first token (an excluded prompt keeps its positions).
-    WeightedMean,
-    /// The last token's vector.
-    LastToken,
-}
-
 /// A linear layer: `linear.weight` `[out, in]` and `linear.bias` `[out]` of `dir/model.safetensors`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DenseSpec {
@@ -85,24 +70,7 @@ pub struct DenseSpec {
     /// Whether `linear.bias` exists.
     pub bias: bool,
     /// Applied to the result.
-    pub activation: DenseActivation,
-}
-
-/// The function after a [`DenseSpec`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DenseActivation {
-    /// None.
-    Identity,
-    /// Hyperbolic tangent.
-    Tanh,
-    /// max(x, 0).
-    Relu,
-    /// GELU in its erf form.
-    Gelu,
-    /// The logistic function.
-    Sigmoid,
-    /// x times its logistic function.
-    Silu,
+    pub activation: Activation,
 }
 
 /// LayerNorm: `norm.weight` and `norm.bias` of `dir/model.safetensors`, epsilon 1e-5.
@@ -124,13 +92,13 @@ const MODES: [(&str, &str, PoolingMode); 6] = [
     ("pooling_mode_lasttoken", "lasttoken", PoolingMode::LastToken),
 ];
 
-const ACTIVATIONS: [(&str, DenseActivation); 6] = [
-    ("Identity", DenseActivation::Identity),
-    ("Tanh", DenseActivation::Tanh),
-    ("ReLU", DenseActivation::Relu),
-    ("GELU", DenseActivation::Gelu),
-    ("Sigmoid", DenseActivation::Sigmoid),
-    ("SiLU", DenseActivation::Silu),
+const ACTIVATIONS: [(&str, Activation); 6] = [
+    ("Identity", Activation::Identity),
+    ("Tanh", Activation::Tanh),
+    ("ReLU", Activation::Relu),
+    ("GELU", Activation::GeluErf),
+    ("Sigmoid", Activation::Sigmoid),
+    ("SiLU", Activation::Silu),
 ];
 
 const SUPPORTED: &str = "Transformer first, then Pooling, Dense, LayerNorm, Normalize, Dropout";

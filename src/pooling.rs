@@ -91,7 +91,7 @@ impl Pooler {
                         fits("word_embedding_dimension", d, width)?;
                     }
                     width *= p.modes.len();
-                    Step::Pool { mode: p.modes.iter().map(|m| mode_of(*m)).collect(), include_prompt: p.include_prompt }
+                    Step::Pool { mode: p.modes.clone(), include_prompt: p.include_prompt }
                 }
                 Module::Dense(d) => {
                     fits("in_features", d.in_features, width)?;
@@ -105,7 +105,7 @@ impl Pooler {
                     } else {
                         None
                     };
-                    Step::Dense { weight, bias, activation: activation_of(d.activation) }
+                    Step::Dense { weight, bias, activation: d.activation }
                 }
                 Module::LayerNorm(n) => {
                     fits("dimension", n.dimension, width)?;
@@ -168,28 +168,5 @@ impl Pooler {
             });
         }
         x.ok_or_else(|| InferError::InvalidArgument("no pooling module".to_string()))
-    }
-}
-
-fn mode_of(m: crate::modules::PoolingMode) -> PoolingMode {
-    use crate::modules::PoolingMode as M;
-    match m {
-        M::Cls => PoolingMode::Cls,
-        M::Max => PoolingMode::Max,
-        M::Mean => PoolingMode::Mean,
-        M::MeanSqrtLen => PoolingMode::MeanSqrtLen,
-        M::WeightedMean => PoolingMode::WeightedMean,
-        M::LastToken => PoolingMode::LastToken,
-    }
-}
-fn activation_of(a: crate::modules::DenseActivation) -> Activation {
-    use crate::modules::DenseActivation as D;
-    match a {
-        D::Identity => Activation::Identity,
-        D::Tanh => Activation::Tanh,
-        D::Relu => Activation::Relu,
-        D::Gelu => Activation::GeluErf,
-        D::Sigmoid => Activation::Sigmoid,
-        D::Silu => Activation::Silu,
     }
 }

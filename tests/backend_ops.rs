@@ -1,13 +1,13 @@
 //! The backend's operations: the fused ones against their composition and against definitions of their own, and sizes
 //! that contradict each other as errors.
 
-#[allow(dead_code)]
-#[path = "kernels/definition.rs"]
-mod definition;
 #[path = "kernels/backend/attention.rs"]
 mod attention;
 #[path = "kernels/backend/composed.rs"]
 mod composed;
+#[allow(dead_code)]
+#[path = "kernels/definition.rs"]
+mod definition;
 #[path = "kernels/backend/errors.rs"]
 mod errors;
 
@@ -42,8 +42,7 @@ fn linear_add_norm_is_its_composition() {
     let mut random = Random::new(1);
     for (rows, n, k) in [(1, 1, 1), (3, 48, 100), (9, 77, 513), (200, 96, 384), (0, 16, 8)] {
         let (weight, _) = tensor(&random.vector(n * k, 0.3), &[n, k], Dtype::F32);
-        let [x, bias, residual, gamma, beta] =
-            [rows * k, n, rows * n, n, n].map(|len| random.vector(len, 1.0));
+        let [x, bias, residual, gamma, beta] = [rows * k, n, rows * n, n, n].map(|len| random.vector(len, 1.0));
         each_isa("linear_add_norm", |kernels| {
             let c = &CpuCompute::with_kernels(kernels);
             let weight = c.prepare_weight(std::slice::from_ref(&weight)).unwrap();
@@ -142,8 +141,7 @@ fn rope_rotates_pairs() {
                     let (c, s) = (libm::cos(angle(p, i)), libm::sin(angle(p, i)));
                     (exact[a], exact[b]) = (exact[a] * c - exact[b] * s, exact[b] * c + exact[a] * s);
                     let (c, s) = (cos[p * half + i], sin[p * half + i]);
-                    (expected[a], expected[b]) =
-                        (expected[a] * c - expected[b] * s, expected[b] * c + expected[a] * s);
+                    (expected[a], expected[b]) = (expected[a] * c - expected[b] * s, expected[b] * c + expected[a] * s);
                 }
             }
             each_isa("rope", |kernels| {
@@ -200,7 +198,12 @@ fn pooling_as_sentence_transformers_does() {
                 let mut out = c.upload(&[7.0; 2 * 9]).unwrap();
                 c.pool(&x, dim, &ranges, skip, mode, (&mut out, 3, 9)).unwrap();
                 let out = values(c, &out);
-                close(|| format!("{} {name} skip {skip}", kernels.name()), &out[12..17], &numbers(&case["outputs"][name]), 1e-6);
+                close(
+                    || format!("{} {name} skip {skip}", kernels.name()),
+                    &out[12..17],
+                    &numbers(&case["outputs"][name]),
+                    1e-6,
+                );
                 assert_eq!([&out[..3], &out[8..12], &out[17..]].concat(), [7.0; 8], "{name}: other columns");
             }
         }
@@ -219,7 +222,8 @@ fn pooling_follows_the_contract() {
         for range in ranges.iter() {
             let at = |token: usize, j: usize| x[(range.start + token) * cols + j];
             let tokens = skip..range.len();
-            let fold = |j: usize, f: &dyn Fn(f32, usize, f32) -> f32| tokens.clone().fold(0f32, |acc, t| f(acc, t, at(t, j)));
+            let fold =
+                |j: usize, f: &dyn Fn(f32, usize, f32) -> f32| tokens.clone().fold(0f32, |acc, t| f(acc, t, at(t, j)));
             let count = tokens.len() as f32;
             expected.extend((0..cols).map(|j| match mode {
                 PoolingMode::Cls => at(skip, j),

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use kin_infer::InferError;
-use kin_infer::modules::{DenseActivation, ModelFolder, Module, PoolingMode};
+use kin_infer::gpu::Activation;
+use kin_infer::modules::{ModelFolder, Module, PoolingMode};
 use serde_json::{Value, json};
 
 /// A folder under the system's temporary folder, removed at the end.
@@ -137,7 +138,7 @@ fn a_full_folder_reads() {
     assert_eq!(pooling.modes, [PoolingMode::Mean, PoolingMode::Cls]);
     assert_eq!((pooling.include_prompt, pooling.dimension), (false, Some(4)));
     assert_eq!((dense.in_features, dense.out_features, dense.bias), (8, 3, false));
-    assert_eq!(dense.activation, DenseActivation::Identity);
+    assert_eq!(dense.activation, Activation::Identity);
     assert_eq!(dense.dir, folder.0.join("3_Dense"));
     assert_eq!((norm.dimension, &norm.dir), (3, &folder.0.join("4_LayerNorm")));
     assert_eq!(model.prompts.len(), 2);
@@ -204,18 +205,18 @@ fn dense_activations() {
         ModelFolder::read(&folder.0)
     };
     for (path, expected) in [
-        ("torch.nn.modules.activation.Tanh", DenseActivation::Tanh),
-        ("torch.nn.modules.linear.Identity", DenseActivation::Identity),
-        ("torch.nn.modules.activation.ReLU", DenseActivation::Relu),
-        ("torch.nn.modules.activation.GELU", DenseActivation::Gelu),
-        ("torch.nn.modules.activation.Sigmoid", DenseActivation::Sigmoid),
-        ("torch.nn.modules.activation.SiLU", DenseActivation::Silu),
+        ("torch.nn.modules.activation.Tanh", Activation::Tanh),
+        ("torch.nn.modules.linear.Identity", Activation::Identity),
+        ("torch.nn.modules.activation.ReLU", Activation::Relu),
+        ("torch.nn.modules.activation.GELU", Activation::GeluErf),
+        ("torch.nn.modules.activation.Sigmoid", Activation::Sigmoid),
+        ("torch.nn.modules.activation.SiLU", Activation::Silu),
     ] {
         let model = read(json!({"in_features": 4, "out_features": 2, "activation_function": path})).unwrap();
         assert!(matches!(&model.modules[1], Module::Dense(dense) if dense.activation == expected && dense.bias));
     }
     let default = read(json!({"in_features": 4, "out_features": 2})).unwrap();
-    assert!(matches!(&default.modules[1], Module::Dense(dense) if dense.activation == DenseActivation::Tanh));
+    assert!(matches!(&default.modules[1], Module::Dense(dense) if dense.activation == Activation::Tanh));
     let base = json!({"in_features": 4, "out_features": 2});
     for (key, value, word) in [
         ("activation_function", json!("torch.nn.modules.activation.Mish"), "activation.Mish"),

@@ -1,1 +1,86 @@
-fn main() {}
+//! `kin-infer`: text to vectors, search, reranking and a look inside models, thin over the library.
+//!
+//! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed (or some inputs failed), 2 wrong usage.
+
+mod common;
+mod devices;
+mod embed;
+mod failure;
+mod fingerprint;
+mod forward;
+mod input;
+mod inspect;
+mod npy;
+mod output;
+mod progress;
+mod rerank;
+mod search;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use failure::{Done, Failure};
+
+/// Transformer inference in pure Rust: the same bits on every CPU, with any number of threads.
+#[derive(Parser)]
+#[command(name = "kin-infer", version, after_help = EXAMPLES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXAMPLES: &str = "\
+A model is a folder (config.json beside the weights) or a hub id that lies in the local hub cache.
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed or some inputs failed, 2 wrong usage.
+
+Examples:
+  kin-infer embed --model all-MiniLM-L6-v2 \"fn main() {}\" \"the entry point\"
+  kin-infer embed --model all-MiniLM-L6-v2 --input docs.jsonl --output docs.npy
+  kin-infer search --model all-MiniLM-L6-v2 --embeddings docs.npy \"where does it start?\"
+  kin-infer inspect all-MiniLM-L6-v2";
+
+#[derive(Subcommand)]
+enum Command {
+    /// Turn texts into vectors
+    Embed(embed::Args),
+    /// Find the nearest of stored vectors to a query
+    Search(search::Args),
+    /// Score documents against a query with a cross-encoder
+    Rerank(rerank::Args),
+    /// Run a model on given token ids and write its raw outputs
+    Forward(forward::Args),
+    /// Say what a model computes, what of its files is used, and what it takes
+    Inspect(inspect::Args),
+    /// Hash a model's outputs on fixed inputs: equal on every machine
+    Fingerprint(fingerprint::Args),
+    /// List the devices and instruction sets this build can use here
+    Devices(devices::Args),
+    /// List the environment variables that are read, and their values
+    Env(devices::EnvArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Embed(args) => embed::run(args),
+        Command::Search(args) => search::run(&args),
+        Command::Rerank(args) => rerank::run(args),
+        Command::Forward(args) => forward::run(&args),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Fingerprint(args) => fingerprint::run(&args),
+        Command::Devices(args) => devices::run(&args),
+        Command::Env(args) => devices::run_env(&args),
+    };
+    match result {
+        Ok(Done::Whole) | Err(Failure::ClosedPipe) => ExitCode::SUCCESS,
+        Ok(Done::InPart) => ExitCode::from(1),
+        Err(Failure::Failed(why)) => {
+            common::tell(&format!("error: {why}"));
+            ExitCode::from(1)
+        }
+        Err(Failure::Usage(why)) => {
+            common::tell(&format!("error: {why}\n\nFor more information, try '--help'."));
+            ExitCode::from(2)
+        }
+    }
+}

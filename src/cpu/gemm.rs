@@ -45,6 +45,36 @@ pub(super) struct Tile {
     pub prefetch_k: usize,
 }
 
+/// One k of a tile: `NV` registers of W, each times `MR` values of A.
+///
+/// A function and not a closure of [`tile`]: inlining is certain, and a closure compiled on its own would lack the
+/// instruction set of the function that `tile` is inlined into.
+///
+/// # Safety
+/// As [`tile`]; `a` and `b` are at the same k.
+#[inline(always)]
+unsafe fn step<V: Vector, const MR: usize, const NV: usize>(
+    t: &Tile,
+    a: *const f32,
+    b: *const f32,
+    acc: &mut [[V; NV]; MR],
+) {
+    let per_panel = PANEL / V::LANES;
+    // SAFETY: forwarded.
+    unsafe {
+        let mut w = [V::splat(0.0); NV];
+        for (v, w) in w.iter_mut().enumerate() {
+            *w = V::load(b.add(v / per_panel * t.panel_stride + v % per_panel * V::LANES));
+        }
+        for (r, row) in acc.iter_mut().enumerate() {
+            let x = V::splat(*a.add(r * t.lda));
+            for (c, w) in row.iter_mut().zip(&w) {
+                *c = x.mul_add(*w, *c);
+            }
+        }
+    }
+}
+
 /// `MR` rows by `NV` registers.
 ///
 /// # Safety
@@ -57,18 +87,6 @@ pub(super) unsafe fn tile<V: Vector, const MR: usize, const NV: usize>(t: &Tile)
         let mut acc = [[V::splat(0.0); NV]; MR];
         let mut a = t.a;
         let mut b = t.b;
-        let mut step = |a: *const f32, b: *const f32| {
-            let mut w = [V::splat(0.0); NV];
-            for (v, w) in w.iter_mut().enumerate() {
-                *w = V::load(b.add(v / per_panel * t.panel_stride + v % per_panel * V::LANES));
-            }
-            for (r, row) in acc.iter_mut().enumerate() {
-                let x = V::splat(*a.add(r * t.lda));
-                for (c, w) in row.iter_mut().zip(&w) {
-                    *c = x.mul_add(*w, *c);
-                }
-            }
-        };
         for r in 0..MR {
             for v in (0..NV).step_by(per_panel) {
                 super::prefetch_write(t.c.wrapping_add(r * t.ldc + v / per_panel * PANEL));
@@ -85,18 +103,18 @@ pub(super) unsafe fn tile<V: Vector, const MR: usize, const NV: usize>(t: &Tile)
             }
             next = next.wrapping_add(t.prefetch_lines * PANEL);
             for u in 0..4 {
-                step(a.add(u), b.add(u * PANEL));
+                step(t, a.add(u), b.add(u * PANEL), &mut acc);
             }
             (a, b, k) = (a.add(4), b.add(4 * PANEL), k + 4);
         }
         while k + 4 <= t.k {
             for u in 0..4 {
-                step(a.add(u), b.add(u * PANEL));
+                step(t, a.add(u), b.add(u * PANEL), &mut acc);
             }
             (a, b, k) = (a.add(4), b.add(4 * PANEL), k + 4);
         }
         while k < t.k {
-            step(a, b);
+            step(t, a, b, &mut acc);
             (a, b, k) = (a.add(1), b.add(PANEL), k + 1);
         }
         for (r, row) in acc.iter().enumerate() {

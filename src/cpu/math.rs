@@ -42,7 +42,7 @@ const NORMAL_TAIL: [f32; 10] = [
     0.095_723_17,
     0.071_084_7,
     0.089_170_2,
-    0.008_242_470,
+    0.008_242_47,
     0.033_588_25,
     0.047_932_79,
     -0.061_263_766,
@@ -92,7 +92,7 @@ pub(crate) unsafe fn gelu_tanh<V: Vector>(x: V) -> V {
         let s = |c: f32| V::splat(c);
         let c = V::select_lt(x, s(-15.0), s(-15.0), x);
         let c = V::select_lt(s(15.0), c, s(15.0), c);
-        let w = s(-0.071_354_814).mul_add(c.mul(c), s(-1.595_769_1));
+        let w = s(-0.071_354_814).mul_add(c.mul(c), s(-1.595_769));
         // -2|u| = |c| * w, kept as high + low.
         let a = c.abs();
         let high = a.mul(w);

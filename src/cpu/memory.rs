@@ -11,16 +11,22 @@ pub(crate) trait Plain: Copy + Send + Sync + 'static {}
 impl Plain for f32 {}
 impl Plain for u16 {}
 
-/// From this size a buffer is mapped on its own, asking for huge pages where the system has them.
-const MAPPED_BYTES: usize = 1 << 20;
+/// Size of a huge page where systems have them (x86-64; aarch64 with 4 KiB pages).
+const HUGE_PAGE: usize = 2 << 20;
+
+/// From this size a buffer is mapped on its own, at a huge page's boundary, asking for huge pages. A page of which less
+/// than half would be used is not asked for.
+const MAPPED_BYTES: usize = HUGE_PAGE / 2;
 
 #[repr(align(64))]
 #[derive(Clone, Copy)]
+#[expect(dead_code, reason = "read through casts of the storage's pointer")]
 struct CacheLine([u8; 64]);
 
 enum Storage {
     Heap(Vec<CacheLine>),
-    Mapped(memmap2::MmapMut),
+    /// The buffer starts at this offset.
+    Mapped(memmap2::MmapMut, usize),
 }
 
 /// A zero-initialised slice of `T`, aligned to a cache line at least.
@@ -42,10 +48,17 @@ impl<T: Plain> AlignedBuf<T> {
             heap.resize(lines, CacheLine([0; 64]));
             Storage::Heap(heap)
         } else {
-            let map = memmap2::MmapMut::map_anon(bytes).map_err(|_| too_big(bytes))?;
+            // Room for the boundary and for the last huge page; pages that nothing touches take no memory.
+            let room = bytes.checked_add(2 * HUGE_PAGE).ok_or_else(|| too_big(bytes))?;
+            let map = memmap2::MmapMut::map_anon(room).map_err(|_| too_big(bytes))?;
+            let offset = map.as_ptr().addr().wrapping_neg() % HUGE_PAGE;
             #[cfg(target_os = "linux")]
-            let _ = map.advise(memmap2::Advice::HugePage); // a hint: without huge pages the buffer works as well
-            Storage::Mapped(map)
+            {
+                let huge = (bytes + HUGE_PAGE / 2) / HUGE_PAGE * HUGE_PAGE;
+                // A hint: without huge pages the buffer works as well.
+                let _ = map.advise_range(memmap2::Advice::HugePage, offset, huge);
+            }
+            Storage::Mapped(map, offset)
         };
         Ok(Self { storage, len, element: PhantomData })
     }
@@ -56,9 +69,9 @@ impl<T: Plain> Deref for AlignedBuf<T> {
     fn deref(&self) -> &[T] {
         let p = match &self.storage {
             Storage::Heap(lines) => lines.as_ptr().cast::<T>(),
-            Storage::Mapped(map) => map.as_ptr().cast::<T>(),
+            Storage::Mapped(map, offset) => map[*offset..].as_ptr().cast::<T>(),
         };
-        // SAFETY: the storage holds `len` initialised `T`s (zeros at first), aligned to 64 bytes or a page.
+        // SAFETY: the storage holds `len` initialised `T`s (zeros at first), aligned to 64 bytes or a huge page.
         unsafe { std::slice::from_raw_parts(p, self.len) }
     }
 }
@@ -67,7 +80,7 @@ impl<T: Plain> DerefMut for AlignedBuf<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         let p = match &mut self.storage {
             Storage::Heap(lines) => lines.as_mut_ptr().cast::<T>(),
-            Storage::Mapped(map) => map.as_mut_ptr().cast::<T>(),
+            Storage::Mapped(map, offset) => map[*offset..].as_mut_ptr().cast::<T>(),
         };
         // SAFETY: as in `deref`, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(p, self.len) }

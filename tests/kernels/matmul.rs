@@ -129,8 +129,9 @@ fn stacked_weights_are_the_layers_side_by_side() {
     let (rows, k) = (7, 40);
     let x = random.vector(rows * k, 1.0);
     for dtypes in [[Dtype::F32; 3], [Dtype::F16; 3], [Dtype::BF16; 3], [Dtype::F16, Dtype::F32, Dtype::BF16]] {
-        let parts: Vec<_> =
-            [(5, dtypes[0]), (16, dtypes[1]), (30, dtypes[2])].map(|(n, d)| tensor(&random.vector(n * k, 1.0), &[n, k], d)).into();
+        let parts: Vec<_> = [(5, dtypes[0]), (16, dtypes[1]), (30, dtypes[2])]
+            .map(|(n, d)| tensor(&random.vector(n * k, 1.0), &[n, k], d))
+            .into();
         let tensors: Vec<_> = parts.iter().map(|p| p.0.clone()).collect();
         let w: Vec<f32> = parts.iter().flat_map(|p| p.1.clone()).collect();
         each_isa("stacked weights", |kernels| {
@@ -141,7 +142,11 @@ fn stacked_weights_are_the_layers_side_by_side() {
             compute.matmul(&x, rows, &weight, Epilogue::NONE, &mut out).unwrap();
             let mut found = vec![0.0; rows * 51];
             compute.read(&out, &mut found).unwrap();
-            same(|| format!("{} {dtypes:?}", kernels.name()), &found, &product(&x_values(&compute, &x), &w, (rows, 51, k)));
+            same(
+                || format!("{} {dtypes:?}", kernels.name()),
+                &found,
+                &product(&x_values(&compute, &x), &w, (rows, 51, k)),
+            );
         });
     }
 }

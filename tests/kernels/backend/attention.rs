@@ -113,7 +113,8 @@ impl Batch {
         self.each(|query, keys, head, column, at| {
             let q = self.part(0, query, head * self.head_dim);
             let score = |key: usize| {
-                let dot: f64 = q.iter().zip(self.part(1, key, column)).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+                let dot: f64 =
+                    q.iter().zip(self.part(1, key, column)).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
                 let distance = f64::from(self.positions[key]) - f64::from(self.positions[query]);
                 let slope = self.slopes.as_ref().map_or(0.0, |s| f64::from(s[head]));
                 dot / libm::sqrt(self.head_dim as f64) - slope * distance.abs()

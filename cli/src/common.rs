@@ -1,0 +1,90 @@
+//! Options that several commands share, and the talk on stderr.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use clap::ValueEnum;
+use kin_infer::cpu::CpuCompute;
+use kin_infer::gpu::{GpuCompute, create_compute};
+use kin_infer::modules::ModelFolder;
+use kin_infer::{BertConfig, BertModel};
+
+use crate::failure::{Failure, Result};
+
+#[derive(clap::Args)]
+pub struct Model {
+    /// A folder with config.json beside the weights, or a hub id such as `owner/name` that lies in the local hub
+    /// cache (see `kin-infer env` for where that is). Nothing is downloaded
+    #[arg(long, value_name = "MODEL")]
+    pub model: String,
+}
+
+impl Model {
+    /// The folder the argument names.
+    pub fn folder(&self) -> Result<PathBuf> {
+        Ok(kin_infer::hub::resolve(&self.model)?)
+    }
+}
+
+#[derive(clap::Args)]
+pub struct Compute {
+    /// Threads that compute. Default: one a physical core. Fewer leave the machine to others; results are the same
+    /// bits with any number
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub threads: Option<u16>,
+    /// Where to compute: `auto` takes the best device of this build, `cpu` the CPU always. `cuda` and `metal` fail
+    /// where the build has no such backend; they never fall back to the CPU in silence
+    #[arg(long, value_enum, default_value_t = Device::Auto)]
+    pub device: Device,
+    /// Tell nothing on stderr but errors: no progress bar, no summary, no notes
+    #[arg(long)]
+    pub quiet: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Device {
+    Auto,
+    Cpu,
+    Cuda,
+    Metal,
+}
+
+impl Compute {
+    /// Sets up the threads and the backend.
+    pub fn open(&self) -> Result<Arc<dyn GpuCompute>> {
+        let missing = |name: &str| {
+            Err(Failure::Failed(format!("--device {name}: this build has no {name} backend; `auto` and `cpu` work")))
+        };
+        match self.threads {
+            Some(n) => kin_infer::init_threads(n.into()),
+            None => kin_infer::init_performance_threads(),
+        };
+        match self.device {
+            Device::Auto => Ok(create_compute()?),
+            Device::Cpu => Ok(Arc::new(CpuCompute::new()?)),
+            Device::Cuda => missing("cuda"),
+            Device::Metal => missing("metal"),
+        }
+    }
+
+    /// The transformer of a folder, without its tokenizer.
+    pub fn load_transformer(&self, model: &Model) -> Result<BertModel> {
+        let compute = self.open()?;
+        let folder = ModelFolder::read(&model.folder()?)?.transformer_dir;
+        let config = BertConfig::from_folder(&folder)?;
+        Ok(BertModel::load_with_compute(&folder, config, compute)?)
+    }
+
+    /// A note on stderr, unless `--quiet`.
+    pub fn note(&self, text: &str) {
+        if !self.quiet {
+            tell(text);
+        }
+    }
+}
+
+/// A line on stderr. That nobody listens is no reason to fail.
+pub fn tell(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}

@@ -1,0 +1,29 @@
+//! `fingerprint`: one hash of a model's outputs.
+
+use crate::common::{Compute, Model};
+use crate::failure::{Done, Result};
+use crate::output::Sink;
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+Prints 64 hexadecimal digits, two spaces and the model as it was named. Two machines that print the same digits compute
+the same bits; the instruction set and the number of threads do not change them.
+
+Example:
+  KIN_INFER_CPU_ISA=scalar kin-infer fingerprint --model M --threads 1")]
+pub struct Args {
+    #[command(flatten)]
+    model: Model,
+    #[command(flatten)]
+    compute: Compute,
+}
+
+pub fn run(args: &Args) -> Result<Done> {
+    let model = args.compute.load_transformer(&args.model)?;
+    let hash = kin_infer::fingerprint(&model)?;
+    let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut out = Sink::stdout();
+    out.line(&format!("{digits}  {}", args.model.model))?;
+    out.commit()?;
+    Ok(Done::Whole)
+}
