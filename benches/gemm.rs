@@ -17,16 +17,8 @@ use kin_infer::weights::Dtype;
 use operands::Operands;
 
 /// (N, K) of the linear layers of all-MiniLM-L6 and of BERT-base.
-const SHAPES: [(usize, usize); 8] = [
-    (384, 384),
-    (1152, 384),
-    (1536, 384),
-    (384, 1536),
-    (768, 768),
-    (2304, 768),
-    (3072, 768),
-    (768, 3072),
-];
+const SHAPES: [(usize, usize); 8] =
+    [(384, 384), (1152, 384), (1536, 384), (384, 1536), (768, 768), (2304, 768), (3072, 768), (768, 3072)];
 const TOKENS: [usize; 5] = [16, 64, 128, 512, 2048];
 const MAX_TOKENS: usize = 2048;
 const MAX_WIDTH: usize = 3072;

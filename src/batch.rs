@@ -53,8 +53,7 @@ impl Sequence {
             return Err(InferError::input(item, "it has no tokens"));
         }
         let above = |values: &[u32], limit: usize| values.iter().position(|v| *v as usize >= limit);
-        let limits =
-            [("token id", &self.ids, e.vocab_size), ("token type", &self.type_ids, e.token_types.max(1))];
+        let limits = [("token id", &self.ids, e.vocab_size), ("token type", &self.type_ids, e.token_types.max(1))];
         for (what, values, limit) in limits {
             if let Some(i) = above(values, limit) {
                 return Err(InferError::input(item, format!("{what} {} at {i}; they are below {limit}", values[i])));

@@ -90,7 +90,10 @@ impl BertConfig {
             return Err(InferError::model(&file, "expected a JSON object"));
         };
         if !map.contains_key("model_type") {
-            return Err(InferError::model(&file, "`model_type` is missing; it names the model family, such as \"bert\""));
+            return Err(InferError::model(
+                &file,
+                "`model_type` is missing; it names the model family, such as \"bert\"",
+            ));
         }
         // A key set to null means the same as an absent one.
         map.retain(|_, v| !v.is_null());

@@ -8,7 +8,7 @@ use crate::config::BertConfig;
 use crate::error::{InferError, Result};
 use crate::gpu::{GpuCompute, create_compute};
 use crate::model::BertModel;
-use crate::modules::{Module, ModelFolder};
+use crate::modules::{ModelFolder, Module};
 use crate::pooling::Pooler;
 use crate::tokenizer::{Encoding, TextTokenizer, Window, window};
 

@@ -13,8 +13,8 @@ mod errors;
 
 use composed::Composed;
 use definition::{ACTIVATIONS, Random, each_isa, same, tensor, with_threads};
-use kin_infer::cpu::CpuCompute;
-use kin_infer::gpu::{Buffer, GpuCompute, PoolingMode, Rope, RopeLayout, Segments};
+use kin_infer::cpu::{CpuCompute, available};
+use kin_infer::gpu::{AttentionShape, Buffer, Columns, GpuCompute, PoolingMode, Rope, RopeLayout, Segments};
 use safetensors::tensor::Dtype;
 
 fn values(compute: &dyn GpuCompute, buffer: &Buffer) -> Vec<f32> {
@@ -290,4 +290,24 @@ fn gather_widens_and_accumulates() {
             }
         });
     }
+}
+
+/// A buffer that is not whole rows, a head or a row without features: refused, nothing computed.
+#[test]
+fn sizes_that_do_not_make_rows_are_refused() {
+    let compute = CpuCompute::with_kernels(available()[0]);
+    let one = compute.upload(&[1.0; 4]).unwrap();
+    let none = compute.upload(&[]).unwrap();
+    let mut seven = compute.upload(&[1.0; 7]).unwrap();
+    assert!(compute.layer_norm(&mut seven, &one, None, 0.0).is_err());
+    assert!(compute.layer_norm(&mut seven, &none, None, 0.0).is_err());
+    assert!(compute.rms_norm(&mut seven, &one, 0.0).is_err());
+    assert!(compute.l2_normalize(&mut seven, 4).is_err());
+    assert!(compute.l2_normalize(&mut seven, 0).is_err());
+    let segments = Segments::from_lengths([1]);
+    let mut out = compute.alloc(4).unwrap();
+    assert!(compute.pool(&seven, 0, &segments, 0, PoolingMode::Mean, (&mut out, 0, 1)).is_err());
+    let shape = AttentionShape { segments: &segments, heads: 1, kv_heads: 1, head_dim: 0, scale: 1.0, alibi: None };
+    let view = Columns { buffer: &one, first: 0, stride: 4 };
+    assert!(compute.attention(view, view, view, &shape, &mut out).is_err());
 }

@@ -89,7 +89,7 @@ fn batch_mates_order_and_threads_do_not_show() {
 fn padding_does_not_show() {
     let model = load("bert-base", available()[0]);
     let ids = vec![5, 9, 33, 2];
-    let plain = model.forward(&[ids.clone()], &[vec![1; 4]]).unwrap();
+    let plain = model.forward(std::slice::from_ref(&ids), &[vec![1; 4]]).unwrap();
     let mut padded = ids;
     padded.extend([0; 9]);
     let mask = [vec![1; 4], vec![0; 9]].concat();

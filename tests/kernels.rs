@@ -76,7 +76,7 @@ fn rows(len: usize, random: &mut Random) -> Vec<(&'static str, Vec<f32>)> {
         ("wide", (0..len).map(|_| random.unit() * 2f32.powi((random.bits() % 60) as i32 - 30)).collect()),
         ("denormal", random.vector(len, 1e-39)),
         ("huge", random.vector(len, 3e38)),
-        ("zero", (0..len).map(|_| if random.bits() % 2 == 0 { 0.0 } else { -0.0 }).collect()),
+        ("zero", (0..len).map(|_| if random.bits().is_multiple_of(2) { 0.0 } else { -0.0 }).collect()),
         ("-0", vec![-0.0; len]),
         ("equal", vec![-1.7; len]),
         ("-inf", vec![f32::NEG_INFINITY; len]),

@@ -17,8 +17,8 @@ The model is loaded as for use, so that a model `inspect` describes is one that 
 described too.
 
 Examples:
-  kin-infer inspect all-MiniLM-L6-v2
-  kin-infer inspect all-MiniLM-L6-v2 --tensors --json")]
+  kin-infer inspect models/all-MiniLM-L6-v2
+  kin-infer inspect models/all-MiniLM-L6-v2 --tensors --json")]
 pub struct Args {
     /// A folder with config.json beside the weights, or a hub id that lies in the local hub cache
     #[arg(value_name = "MODEL")]

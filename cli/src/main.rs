@@ -35,10 +35,10 @@ A model is a folder (config.json beside the weights) or a hub id that lies in th
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed or some inputs failed, 2 wrong usage.
 
 Examples:
-  kin-infer embed --model all-MiniLM-L6-v2 \"fn main() {}\" \"the entry point\"
-  kin-infer embed --model all-MiniLM-L6-v2 --input docs.jsonl --output docs.npy
-  kin-infer search --model all-MiniLM-L6-v2 --embeddings docs.npy \"where does it start?\"
-  kin-infer inspect all-MiniLM-L6-v2";
+  kin-infer embed --model models/all-MiniLM-L6-v2 \"fn main() {}\" \"the entry point\"
+  kin-infer embed --model models/all-MiniLM-L6-v2 --input docs.jsonl --output docs.npy
+  kin-infer search --model models/all-MiniLM-L6-v2 --embeddings docs.npy \"where does it start?\"
+  kin-infer inspect models/all-MiniLM-L6-v2";
 
 #[derive(Subcommand)]
 enum Command {

@@ -5,8 +5,8 @@
 use serde_json::Value;
 
 use super::{
-    AttentionSpec, EmbeddingSpec, FeedForwardSpec, HeadSpec, ModelSpec, NormSpec, PositionSpec, TensorTable, activation,
-    positive, unsupported,
+    AttentionSpec, EmbeddingSpec, FeedForwardSpec, HeadSpec, ModelSpec, NormSpec, PositionSpec, TensorTable,
+    activation, positive, unsupported,
 };
 use crate::config::BertConfig;
 use crate::error::Result;

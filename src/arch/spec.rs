@@ -104,7 +104,10 @@ impl ModelSpec {
             ("positions", positions),
             ("norm", format!("LayerNorm after each block (post-norm), eps {:e}", self.norm.eps)),
             ("attention", format!("{heads} heads of {head_dim}, bidirectional, scale {scale}")),
-            ("feed-forward", format!("{} features, {:?}", self.feed_forward.intermediate_size, self.feed_forward.activation)),
+            (
+                "feed-forward",
+                format!("{} features, {:?}", self.feed_forward.intermediate_size, self.feed_forward.activation),
+            ),
             ("head", head),
         ]
     }

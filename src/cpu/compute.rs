@@ -47,6 +47,14 @@ fn expect(operation: &str, what: &str, found: usize, needed: usize) -> Result<()
     Err(InferError::InvalidArgument(format!("{operation}: {what} holds {found} values, {needed} are needed")))
 }
 
+/// A matrix of rows `cols` wide, and nothing left over.
+fn whole_rows(operation: &str, len: usize, cols: usize) -> Result<()> {
+    if cols > 0 && len.is_multiple_of(cols) {
+        return Ok(());
+    }
+    Err(InferError::InvalidArgument(format!("{operation}: {len} values are not whole rows of {cols}")))
+}
+
 fn host(b: &Buffer) -> Result<&[f32]> {
     b.storage::<PooledBuf>().map(|p| &**p)
 }
@@ -74,10 +82,10 @@ impl CpuCompute {
     }
 
     fn shape<'a>(&self, s: &AttentionShape<'a>) -> Result<(attention::Shape<'a>, Vec<Range<usize>>)> {
-        if s.kv_heads == 0 || !s.heads.is_multiple_of(s.kv_heads) {
+        if s.head_dim == 0 || s.heads == 0 || s.kv_heads == 0 || !s.heads.is_multiple_of(s.kv_heads) {
             return Err(InferError::InvalidArgument(format!(
-                "attention: {} query heads cannot share {} key heads",
-                s.heads, s.kv_heads
+                "attention: {} query heads of {} features cannot share {} key heads",
+                s.heads, s.head_dim, s.kv_heads
             )));
         }
         let alibi = match &s.alibi {
@@ -88,13 +96,8 @@ impl CpuCompute {
                 Some((host(a.slopes)?, indices(a.positions)?))
             }
         };
-        let shape = attention::Shape {
-            heads: s.heads,
-            kv_heads: s.kv_heads,
-            head_dim: s.head_dim,
-            scale: s.scale,
-            alibi,
-        };
+        let shape =
+            attention::Shape { heads: s.heads, kv_heads: s.kv_heads, head_dim: s.head_dim, scale: s.scale, alibi };
         Ok((shape, s.segments.iter().collect()))
     }
 
@@ -283,6 +286,7 @@ impl GpuCompute for CpuCompute {
     }
 
     fn layer_norm(&self, x: &mut Buffer, gamma: &Buffer, beta: Option<&Buffer>, eps: f32) -> Result<()> {
+        whole_rows("layer_norm", x.len(), gamma.len())?;
         let (gamma, beta) = (host(gamma)?, beta.map(host).transpose()?);
         if let Some(beta) = beta {
             expect("layer_norm", "beta", beta.len(), gamma.len())?;
@@ -296,6 +300,7 @@ impl GpuCompute for CpuCompute {
     }
 
     fn rms_norm(&self, x: &mut Buffer, gamma: &Buffer, eps: f32) -> Result<()> {
+        whole_rows("rms_norm", x.len(), gamma.len())?;
         let gamma = host(gamma)?;
         each_rows(host_mut(x)?, gamma.len(), |_, part| {
             for row in part.chunks_exact_mut(gamma.len()) {
@@ -326,7 +331,7 @@ impl GpuCompute for CpuCompute {
 
     fn rope(&self, x: &mut Buffer, r: &Rope) -> Result<()> {
         let half = r.rotary_dim / 2;
-        if r.rotary_dim % 2 != 0 || r.rotary_dim > r.head_dim || r.first + r.heads * r.head_dim > r.stride {
+        if !r.rotary_dim.is_multiple_of(2) || r.rotary_dim > r.head_dim || r.first + r.heads * r.head_dim > r.stride {
             return Err(InferError::InvalidArgument(format!(
                 "rope: rotary_dim {} of {} heads of {} at column {} does not fit a matrix {} wide",
                 r.rotary_dim, r.heads, r.head_dim, r.first, r.stride
@@ -347,8 +352,7 @@ impl GpuCompute for CpuCompute {
                             RopeLayout::Halves => (i, i + half),
                             RopeLayout::Interleaved => (2 * i, 2 * i + 1),
                         };
-                        (head[a], head[b]) =
-                            (head[a] * cos[i] - head[b] * sin[i], head[b] * cos[i] + head[a] * sin[i]);
+                        (head[a], head[b]) = (head[a] * cos[i] - head[b] * sin[i], head[b] * cos[i] + head[a] * sin[i]);
                     }
                 }
             }
@@ -366,10 +370,14 @@ impl GpuCompute for CpuCompute {
         (out, out_first, out_stride): (&mut Buffer, usize, usize),
     ) -> Result<()> {
         expect("pool", "the input", x.len(), ranges.total() * cols)?;
+        whole_rows("pool", x.len(), cols)?;
         expect("pool", "the output", out.len(), ranges.len() * out_stride)?;
         expect("pool", "a row of the output", out_stride, out_first + cols)?;
         if let Some(i) = (0..ranges.len()).find(|&i| ranges.range(i).len() <= skip) {
-            return Err(InferError::input(i, format!("{} tokens, {skip} of them skipped: none left to pool", ranges.range(i).len())));
+            return Err(InferError::input(
+                i,
+                format!("{} tokens, {skip} of them skipped: none left to pool", ranges.range(i).len()),
+            ));
         }
         let x = host(x)?;
         each_rows(&mut host_mut(out)?[..ranges.len() * out_stride], out_stride, |first, part| {
@@ -383,6 +391,7 @@ impl GpuCompute for CpuCompute {
     }
 
     fn l2_normalize(&self, x: &mut Buffer, cols: usize) -> Result<()> {
+        whole_rows("l2_normalize", x.len(), cols)?;
         each_rows(host_mut(x)?, cols, |_, part| {
             for row in part.chunks_exact_mut(cols) {
                 self.kernels.l2_normalize(row);

@@ -167,12 +167,7 @@ pub(super) struct Finish {
 /// [`Block`]'s pointers are valid for its shape, C's rows and columns of this block belong to the caller alone, and
 /// the CPU has V's instruction set.
 #[inline(always)]
-pub(super) unsafe fn block<V: Vector>(
-    b: &Block,
-    tile_rows: usize,
-    tile_panels: usize,
-    tile: impl Fn(&Tile),
-) {
+pub(super) unsafe fn block<V: Vector>(b: &Block, tile_rows: usize, tile_panels: usize, tile: impl Fn(&Tile)) {
     let tiles = b.rows.div_ceil(tile_rows);
     let (quotient, remainder) = (b.rows / tiles, b.rows % tiles);
     let mut panel = b.panels.start;

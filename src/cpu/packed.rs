@@ -219,7 +219,7 @@ unsafe fn part(kernels: &Kernels, p: &Product, rows: Range<usize>, panels: Range
 /// As the kernel's `block`; `b` and `panel_stride` are set here.
 unsafe fn panels_block(kernels: &Kernels, w: &PackedMatrix, k0: usize, block: Block) {
     let at = |panel: usize| (panel * w.k + k0) * PANEL;
-    let (halves, widen): (&[u16], fn(&[u16], &mut [f32])) = match &w.data {
+    let (halves, widen): (&[u16], Widen) = match &w.data {
         Panels::F32(data) => {
             let b = data[at(block.panels.start)..].as_ptr();
             // SAFETY: forwarded; whole panels follow `b`.
@@ -255,6 +255,9 @@ unsafe fn panels_block(kernels: &Kernels, w: &PackedMatrix, k0: usize, block: Bl
         }
     });
 }
+
+/// Widens 16-bit values exactly.
+type Widen = fn(&[u16], &mut [f32]);
 
 fn widen_f16(source: &[u16], out: &mut [f32]) {
     use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};

@@ -149,7 +149,9 @@ pub(crate) unsafe fn mul<V: Vector>(x: &mut [f32], y: &[f32]) {
 pub(crate) unsafe fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
     let (pa, pb) = (a.as_ptr(), b.as_ptr());
     // SAFETY: the caller gives both the same length.
-    unsafe { reduce::<V>(a.len(), |acc, i, n| load::<V>(pa.wrapping_add(i), n).mul_add(load(pb.wrapping_add(i), n), acc)) }
+    unsafe {
+        reduce::<V>(a.len(), |acc, i, n| load::<V>(pa.wrapping_add(i), n).mul_add(load(pb.wrapping_add(i), n), acc))
+    }
 }
 
 /// Softmax of x * scale + bias in place: z = fma(x, scale, bias) (x * scale without a bias), e = exp(z - max z),
@@ -207,7 +209,7 @@ pub(crate) unsafe fn layer_norm<V: Vector>(x: &mut [f32], gamma: &[f32], beta: O
             let d = load::<V>(p.wrapping_add(i), n); // re-read: padding lanes are +0
             d.mul_add(d, acc)
         });
-        let inverse = 1.0 / (squares / len as f32 + eps).sqrt();
+        let inverse = inverse_root(squares / len as f32 + eps);
         scale_rows::<V>(x, inverse, gamma, beta);
     }
 }
@@ -217,9 +219,15 @@ pub(crate) unsafe fn layer_norm<V: Vector>(x: &mut [f32], gamma: &[f32], beta: O
 pub(crate) unsafe fn rms_norm<V: Vector>(x: &mut [f32], gamma: &[f32], eps: f32) {
     // SAFETY: the caller gives `gamma` the length of `x`.
     unsafe {
-        let inverse = 1.0 / (dot::<V>(x, x) / x.len() as f32 + eps).sqrt();
+        let inverse = inverse_root(dot::<V>(x, x) / x.len() as f32 + eps);
         scale_rows::<V>(x, inverse, gamma, None);
     }
+}
+
+/// 1 / sqrt(x); NaN where a sum of squares has overflowed, so that the row is reported and not silently made 0.
+#[inline(always)]
+fn inverse_root(x: f32) -> f32 {
+    if x == f32::INFINITY { f32::NAN } else { 1.0 / x.sqrt() }
 }
 
 #[inline(always)]
@@ -247,6 +255,8 @@ pub(crate) unsafe fn l2_normalize<V: Vector>(x: &mut [f32]) {
     // SAFETY: pieces stay inside `x`.
     unsafe {
         let norm = dot::<V>(x, x).sqrt();
+        // An overflowed sum of squares would make the row 0: it becomes NaN, which is reported.
+        let norm = if norm == f32::INFINITY { f32::NAN } else { norm };
         let norm = V::splat(if norm < 1e-12 { 1e-12 } else { norm });
         pieces::<V>(x.len(), |i, n| store(load::<V>(p.add(i), n).div(norm), p.add(i), n));
     }

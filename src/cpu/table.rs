@@ -11,18 +11,21 @@ pub struct Kernels {
     pub(super) raw: Raw,
 }
 
+/// A row that an operation may go without.
+type OptionalRow<'a> = Option<&'a [f32]>;
+
 /// The entries. Each needs a CPU with the table's instruction set; lengths are the safe methods' concern.
 pub(super) struct Raw {
     pub tile_rows: usize,
     pub tile_panels: usize,
     pub activation: unsafe fn(Activation, &mut [f32]),
     pub exp: unsafe fn(&mut [f32]),
-    pub finish: unsafe fn(&mut [f32], Option<&[f32]>, Activation, Option<&[f32]>),
+    pub finish: unsafe fn(&mut [f32], OptionalRow, Activation, OptionalRow),
     pub add: unsafe fn(&mut [f32], &[f32]),
     pub mul: unsafe fn(&mut [f32], &[f32]),
     pub dot: unsafe fn(&[f32], &[f32]) -> f32,
     pub softmax: unsafe fn(&mut [f32], f32, Option<&[f32]>),
-    pub layer_norm: unsafe fn(&mut [f32], &[f32], Option<&[f32]>, f32),
+    pub layer_norm: unsafe fn(&mut [f32], &[f32], OptionalRow, f32),
     pub rms_norm: unsafe fn(&mut [f32], &[f32], f32),
     pub l2_normalize: unsafe fn(&mut [f32]),
     pub block: unsafe fn(&gemm::Block),

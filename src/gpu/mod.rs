@@ -52,11 +52,7 @@ pub struct GpuDeviceInfo {
 
 /// Every device this build can use, best first. The CPU is always the last entry.
 pub fn discover_devices() -> Vec<GpuDeviceInfo> {
-    crate::cpu::available()
-        .into_iter()
-        .map(|k| CpuCompute::with_kernels(k).device())
-        .take(1)
-        .collect()
+    crate::cpu::available().into_iter().map(|k| CpuCompute::with_kernels(k).device()).take(1).collect()
 }
 
 /// Whether `KIN_INFER_FORCE_CPU` is set to 1, true, yes or on.

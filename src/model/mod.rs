@@ -182,11 +182,7 @@ impl BertModel {
     }
 
     /// Checks, plans and runs batches; `finish` turns a batch's token vectors into one row of values a sequence.
-    fn run(
-        &self,
-        sequences: &[Sequence],
-        finish: &(dyn Fn(&PackedBatch, &Buffer) -> Result<Vec<Vec<f32>>> + Sync),
-    ) -> Vec<Result<Vec<f32>>> {
+    fn run(&self, sequences: &[Sequence], finish: &Finish) -> Vec<Result<Vec<f32>>> {
         let mut results: Vec<Option<Result<Vec<f32>>>> =
             sequences.iter().enumerate().map(|(i, s)| s.check(i, &self.spec).err().map(Err)).collect();
         let good: Vec<usize> = (0..sequences.len()).filter(|&i| results[i].is_none()).collect();
@@ -216,12 +212,7 @@ impl BertModel {
         results.into_iter().enumerate().map(|(i, r)| r.unwrap_or_else(|| unplanned(i))).collect()
     }
 
-    fn run_batch(
-        &self,
-        sequences: &[Sequence],
-        items: &[usize],
-        finish: &(dyn Fn(&PackedBatch, &Buffer) -> Result<Vec<Vec<f32>>> + Sync),
-    ) -> Result<Vec<Vec<f32>>> {
+    fn run_batch(&self, sequences: &[Sequence], items: &[usize], finish: &Finish) -> Result<Vec<Vec<f32>>> {
         let batch = PackedBatch::new(items.iter().map(|&i| &sequences[i]));
         on_pool(|| finish(&batch, &self.hidden(&batch, None)?))
     }
@@ -262,6 +253,9 @@ impl BertModel {
         Err(InferError::NonFiniteOutput { item: 0, stage: stage.unwrap_or_else(|| "pooling".to_string()) })
     }
 }
+
+/// Turns the token vectors of a batch into one row of values a sequence.
+type Finish<'a> = dyn Fn(&PackedBatch, &Buffer) -> Result<Vec<Vec<f32>>> + Sync + 'a;
 
 fn masked_rows(ids: &[Vec<u32>], masks: &[Vec<u32>], types: Option<&[Vec<u32>]>) -> Result<Vec<Sequence>> {
     let others = [Some(("masks", masks.len())), types.map(|t| ("rows of token types", t.len()))];

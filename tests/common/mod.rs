@@ -48,9 +48,7 @@ impl Reference {
         let bytes = t.data();
         Some(match t.dtype() {
             Dtype::F64 => bytes.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect(),
-            Dtype::F32 => {
-                bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect()
-            }
+            Dtype::F32 => bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect(),
             other => panic!("{name}: dtype {other:?}"),
         })
     }

@@ -137,18 +137,19 @@ pub fn softmax(x: &[f32], scale: f32, bias: Option<&[f32]>) -> Vec<f32> {
 pub fn layer_norm(x: &[f32], gamma: &[f32], beta: Option<&[f32]>, eps: f32) -> Vec<f32> {
     let mean = sum(x) / x.len() as f32;
     let d: Vec<f32> = x.iter().map(|x| x - mean).collect();
-    let inverse = 1.0 / (dot(&d, &d) / x.len() as f32 + eps).sqrt();
+    let inverse = inverse_root(dot(&d, &d) / x.len() as f32 + eps);
     let value = |i: usize| beta.map_or(d[i] * inverse * gamma[i], |b| (d[i] * inverse).mul_add(gamma[i], b[i]));
     (0..x.len()).map(value).collect()
 }
 
 pub fn rms_norm(x: &[f32], gamma: &[f32], eps: f32) -> Vec<f32> {
-    let inverse = 1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt();
+    let inverse = inverse_root(dot(x, x) / x.len() as f32 + eps);
     x.iter().zip(gamma).map(|(x, g)| x * inverse * g).collect()
 }
 
 pub fn l2_normalize(x: &[f32]) -> Vec<f32> {
     let norm = dot(x, x).sqrt();
+    let norm = if norm == f32::INFINITY { f32::NAN } else { norm };
     let norm = if norm < 1e-12 { 1e-12 } else { norm };
     x.iter().map(|x| x / norm).collect()
 }
@@ -209,4 +210,9 @@ pub fn tensor(values: &[f32], shape: &[usize], dtype: Dtype) -> (Tensor, Vec<f32
 /// Runs `f` with this many threads in the current pool.
 pub fn with_threads<T: Send>(threads: usize, f: impl FnOnce() -> T + Send) -> T {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
+}
+
+/// An overflowed sum of squares makes the row NaN.
+fn inverse_root(x: f32) -> f32 {
+    if x == f32::INFINITY { f32::NAN } else { 1.0 / x.sqrt() }
 }
