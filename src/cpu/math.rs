@@ -15,22 +15,21 @@ const ROUND_MAGIC: f32 = 12_582_912.0;
 pub(crate) unsafe fn exp<V: Vector>(x: V) -> V {
     // SAFETY: forwarded from this function's contract.
     unsafe {
-        let s = |c: f32| V::splat(c);
-        let x = V::select_lt(x, s(-105.0), s(-105.0), x);
-        let x = V::select_lt(s(89.5), x, s(89.5), x);
-        let magic = s(ROUND_MAGIC);
-        let n = x.mul_add(s(std::f32::consts::LOG2_E), magic).sub(magic);
+        let x = V::select_lt(x, V::splat(-105.0), V::splat(-105.0), x);
+        let x = V::select_lt(V::splat(89.5), x, V::splat(89.5), x);
+        let magic = V::splat(ROUND_MAGIC);
+        let n = x.mul_add(V::splat(std::f32::consts::LOG2_E), magic).sub(magic);
         // ln 2 in two parts; the high one has 9 significant bits, so n * hi is exact.
-        let r = n.mul_add(s(-0.693_359_4), x);
-        let r = n.mul_add(s(2.121_944_4e-4), r);
-        let q = s(0.001_390_130_7)
-            .mul_add(r, s(0.008_363_2))
-            .mul_add(r, s(0.041_666_854))
-            .mul_add(r, s(0.166_665_76))
-            .mul_add(r, s(0.5));
-        let p = r.mul(r).mul_add(q, r).add(s(1.0));
+        let r = n.mul_add(V::splat(-0.693_359_4), x);
+        let r = n.mul_add(V::splat(2.121_944_4e-4), r);
+        let q = V::splat(0.001_390_130_7)
+            .mul_add(r, V::splat(0.008_363_2))
+            .mul_add(r, V::splat(0.041_666_854))
+            .mul_add(r, V::splat(0.166_665_76))
+            .mul_add(r, V::splat(0.5));
+        let p = r.mul(r).mul_add(q, r).add(V::splat(1.0));
         // 2^n in two factors, each a normal number, so that only the last multiplication rounds.
-        let half = n.mul(s(0.5)).add(magic).sub(magic);
+        let half = n.mul(V::splat(0.5)).add(magic).sub(magic);
         p.mul(half.pow2()).mul(n.sub(half).pow2())
     }
 }
@@ -57,26 +56,25 @@ const NORMAL_TAIL: [f32; 10] = [
 pub(crate) unsafe fn gelu_erf<V: Vector>(x: V) -> V {
     // SAFETY: forwarded from this function's contract.
     unsafe {
-        let s = |c: f32| V::splat(c);
         let a = x.abs();
-        let a = V::select_lt(s(15.0), a, s(15.0), a);
-        let t = s(1.0).div(a.mul_add(s(0.25), s(1.0)));
-        let mut g = s(NORMAL_TAIL[9]);
+        let a = V::select_lt(V::splat(15.0), a, V::splat(15.0), a);
+        let t = V::splat(1.0).div(a.mul_add(V::splat(0.25), V::splat(1.0)));
+        let mut g = V::splat(NORMAL_TAIL[9]);
         for i in (0..9).rev() {
-            g = g.mul_add(t, s(NORMAL_TAIL[i]));
+            g = g.mul_add(t, V::splat(NORMAL_TAIL[i]));
         }
         let g = g.mul(t);
         // a^2 = high + low exactly; e^(high + low) = e^high (1 + low) to first order.
         let high = a.mul(a);
-        let low = a.mul_add(a, s(0.0).sub(high));
-        let e = exp(high.mul(s(-0.5)));
-        let e = low.mul(s(-0.5)).mul_add(e, e);
+        let low = a.mul_add(a, V::splat(0.0).sub(high));
+        let e = exp(high.mul(V::splat(-0.5)));
+        let e = low.mul(V::splat(-0.5)).mul_add(e, e);
         let tail = e.mul(g);
         let product = x.mul(tail);
-        let negative = V::select_lt(x, s(-15.0), s(-0.0), product);
-        let positive = s(0.0).sub(x).mul_add(tail, x);
-        let positive = V::select_lt(x, s(15.0), positive, x); // infinity * 0 is NaN
-        V::select_lt(s(0.0), x, positive, negative)
+        let negative = V::select_lt(x, V::splat(-15.0), V::splat(-0.0), product);
+        let positive = V::splat(0.0).sub(x).mul_add(tail, x);
+        let positive = V::select_lt(x, V::splat(15.0), positive, x); // infinity * 0 is NaN
+        V::select_lt(V::splat(0.0), x, positive, negative)
     }
 }
 
@@ -89,19 +87,18 @@ pub(crate) unsafe fn gelu_erf<V: Vector>(x: V) -> V {
 pub(crate) unsafe fn gelu_tanh<V: Vector>(x: V) -> V {
     // SAFETY: forwarded from this function's contract.
     unsafe {
-        let s = |c: f32| V::splat(c);
-        let c = V::select_lt(x, s(-15.0), s(-15.0), x);
-        let c = V::select_lt(s(15.0), c, s(15.0), c);
-        let w = s(-0.071_354_814).mul_add(c.mul(c), s(-1.595_769));
+        let c = V::select_lt(x, V::splat(-15.0), V::splat(-15.0), x);
+        let c = V::select_lt(V::splat(15.0), c, V::splat(15.0), c);
+        let w = V::splat(-0.071_354_814).mul_add(c.mul(c), V::splat(-1.595_769));
         // -2|u| = |c| * w, kept as high + low.
         let a = c.abs();
         let high = a.mul(w);
-        let low = a.mul_add(w, s(0.0).sub(high));
+        let low = a.mul_add(w, V::splat(0.0).sub(high));
         let e = exp(high);
         let e = low.mul_add(e, e);
-        let y = V::select_lt(x, s(0.0), c.mul(e), c).div(e.add(s(1.0)));
-        let y = V::select_lt(x, s(-15.0), s(-0.0), y);
-        V::select_lt(s(15.0), x, x, y)
+        let y = V::select_lt(x, V::splat(0.0), c.mul(e), c).div(e.add(V::splat(1.0)));
+        let y = V::select_lt(x, V::splat(-15.0), V::splat(-0.0), y);
+        V::select_lt(V::splat(15.0), x, x, y)
     }
 }
 
@@ -140,21 +137,20 @@ pub(crate) unsafe fn silu<V: Vector>(x: V) -> V {
 pub(crate) unsafe fn tanh<V: Vector>(x: V) -> V {
     // SAFETY: forwarded from this function's contract.
     unsafe {
-        let s = |c: f32| V::splat(c);
         let a = x.abs();
         let x2 = x.mul(x);
         // Taylor-like minimax in x^2 (Cephes tanhf's form).
-        let p = s(-0.005_704_988_7)
-            .mul_add(x2, s(0.020_639_088))
-            .mul_add(x2, s(-0.053_739_715))
-            .mul_add(x2, s(0.133_314_43))
-            .mul_add(x2, s(-0.333_332_8));
+        let p = V::splat(-0.005_704_988_7)
+            .mul_add(x2, V::splat(0.020_639_088))
+            .mul_add(x2, V::splat(-0.053_739_715))
+            .mul_add(x2, V::splat(0.133_314_43))
+            .mul_add(x2, V::splat(-0.333_332_8));
         let small = p.mul(x2).mul_add(x, x);
-        let small = V::select_lt(a, s(1.220_703_1e-4), x, small); // the sum above makes +0 of -0
+        let small = V::select_lt(a, V::splat(1.220_703_1e-4), x, small); // the sum above makes +0 of -0
         let e = exp(a.add(a));
-        let large = s(1.0).sub(s(2.0).div(e.add(s(1.0))));
-        let large = V::select_lt(x, s(0.0), s(0.0).sub(large), large);
-        V::select_lt(s(0.625), a, large, small)
+        let large = V::splat(1.0).sub(V::splat(2.0).div(e.add(V::splat(1.0))));
+        let large = V::select_lt(x, V::splat(0.0), V::splat(0.0).sub(large), large);
+        V::select_lt(V::splat(0.625), a, large, small)
     }
 }
 

@@ -7,17 +7,23 @@ use super::math;
 use super::simd::{VIRTUAL_LANES, Vector};
 use crate::gpu::Activation;
 
-/// Calls `f(i, n)` for each register-sized piece of `0..len`: n is LANES but for the last piece.
-#[inline(always)]
-fn pieces<V: Vector>(len: usize, mut f: impl FnMut(usize, usize)) {
-    let mut i = 0;
-    while i + V::LANES <= len {
-        f(i, V::LANES);
-        i += V::LANES;
-    }
-    if i < len {
-        f(i, len - i);
-    }
+/// Evaluates `$body` for each register-sized piece `$n` long of `0..$len`, at `$i`: n is LANES but for the last piece.
+///
+/// A macro and not a function of a closure, here and below: a closure is compiled as a function of its own, without the
+/// instruction set of the kernel around it, and its vector operations could become calls.
+macro_rules! pieces {
+    ($v:ty, $len:expr, |$i:ident, $n:ident| $body:expr) => {{
+        let (len, mut at) = ($len, 0);
+        while at + <$v>::LANES <= len {
+            let ($i, $n) = (at, <$v>::LANES);
+            $body;
+            at += <$v>::LANES;
+        }
+        if at < len {
+            let ($i, $n) = (at, len - at);
+            $body;
+        }
+    }};
 }
 
 #[inline(always)]
@@ -32,25 +38,27 @@ unsafe fn store<V: Vector>(v: V, p: *mut f32, n: usize) {
     unsafe { if n == V::LANES { v.store(p) } else { v.store_part(p, n) } }
 }
 
-/// Sum over `0..len` of `term(acc, i, n)`, which returns `acc` plus (or FMA) the n values at i; padding lanes add +0.
-#[inline(always)]
-unsafe fn reduce<V: Vector>(len: usize, mut term: impl FnMut(V, usize, usize) -> V) -> f32 {
-    // SAFETY: forwarded; the array is as long as the one-lane instance needs.
-    unsafe {
-        let mut acc = [V::splat(0.0); VIRTUAL_LANES];
-        let registers = VIRTUAL_LANES / V::LANES;
-        let mut i = 0;
-        while i + VIRTUAL_LANES <= len {
+/// Sum over `0..$len` of `$term`, which is `$acc` plus (or FMA) the n values at i; padding lanes add +0. Used inside
+/// `unsafe`, for the vector operations.
+macro_rules! reduce {
+    ($v:ty, $len:expr, |$acc:ident, $i:ident, $n:ident| $term:expr) => {{
+        let (len, mut at) = ($len, 0);
+        // As long as the one-lane instance needs.
+        let mut acc = [<$v>::splat(0.0); VIRTUAL_LANES];
+        let registers = VIRTUAL_LANES / <$v>::LANES;
+        while at + VIRTUAL_LANES <= len {
             for (r, a) in acc.iter_mut().enumerate().take(registers) {
-                *a = term(*a, i + r * V::LANES, V::LANES);
+                let ($acc, $i, $n) = (*a, at + r * <$v>::LANES, <$v>::LANES);
+                *a = $term;
             }
-            i += VIRTUAL_LANES;
+            at += VIRTUAL_LANES;
         }
-        if i < len {
+        if at < len {
             // Every lane sees the padding, also where a whole register is padding: -0 + 0 is +0.
             for a in acc.iter_mut().take(registers) {
-                *a = term(*a, i, len.saturating_sub(i).min(V::LANES));
-                i += V::LANES;
+                let ($acc, $i, $n) = (*a, at, len.saturating_sub(at).min(<$v>::LANES));
+                *a = $term;
+                at += <$v>::LANES;
             }
         }
         let mut width = registers / 2;
@@ -61,7 +69,7 @@ unsafe fn reduce<V: Vector>(len: usize, mut term: impl FnMut(V, usize, usize) ->
             width /= 2;
         }
         acc[0].fold()
-    }
+    }};
 }
 
 #[inline(always)]
@@ -88,7 +96,7 @@ pub(crate) unsafe fn activation<V: Vector>(kind: Activation, x: &mut [f32]) {
     macro_rules! each {
         ($f:path) => {
             // SAFETY: pieces stay inside `x`.
-            pieces::<V>(x.len(), |i, n| unsafe { store($f(load::<V>(p.add(i), n)), p.add(i), n) })
+            pieces!(V, x.len(), |i, n| unsafe { store($f(load::<V>(p.add(i), n)), p.add(i), n) })
         };
     }
     match kind {
@@ -107,7 +115,7 @@ pub(crate) unsafe fn activation<V: Vector>(kind: Activation, x: &mut [f32]) {
 pub(crate) unsafe fn exp<V: Vector>(x: &mut [f32]) {
     let p = x.as_mut_ptr();
     // SAFETY: pieces stay inside `x`.
-    pieces::<V>(x.len(), |i, n| unsafe { store(math::exp(load::<V>(p.add(i), n)), p.add(i), n) });
+    pieces!(V, x.len(), |i, n| unsafe { store(math::exp(load::<V>(p.add(i), n)), p.add(i), n) });
 }
 
 /// What a linear layer does to its result on the way out: act(c + bias) + residual, each optional.
@@ -115,7 +123,7 @@ pub(crate) unsafe fn exp<V: Vector>(x: &mut [f32]) {
 pub(crate) unsafe fn finish<V: Vector>(c: &mut [f32], bias: Option<&[f32]>, act: Activation, residual: Option<&[f32]>) {
     let p = c.as_mut_ptr();
     // SAFETY: the caller gives `bias` and `residual` the length of `c`.
-    pieces::<V>(c.len(), |i, n| unsafe {
+    pieces!(V, c.len(), |i, n| unsafe {
         let mut x = load::<V>(p.add(i), n);
         if let Some(b) = bias {
             x = x.add(load(b.as_ptr().add(i), n));
@@ -133,7 +141,7 @@ pub(crate) unsafe fn finish<V: Vector>(c: &mut [f32], bias: Option<&[f32]>, act:
 pub(crate) unsafe fn add<V: Vector>(x: &mut [f32], y: &[f32]) {
     let p = x.as_mut_ptr();
     // SAFETY: the caller gives both the same length.
-    pieces::<V>(x.len(), |i, n| unsafe { store(load::<V>(p.add(i), n).add(load(y.as_ptr().add(i), n)), p.add(i), n) });
+    pieces!(V, x.len(), |i, n| unsafe { store(load::<V>(p.add(i), n).add(load(y.as_ptr().add(i), n)), p.add(i), n) });
 }
 
 /// x[i] = x[i] * y[i].
@@ -141,7 +149,7 @@ pub(crate) unsafe fn add<V: Vector>(x: &mut [f32], y: &[f32]) {
 pub(crate) unsafe fn mul<V: Vector>(x: &mut [f32], y: &[f32]) {
     let p = x.as_mut_ptr();
     // SAFETY: the caller gives both the same length.
-    pieces::<V>(x.len(), |i, n| unsafe { store(load::<V>(p.add(i), n).mul(load(y.as_ptr().add(i), n)), p.add(i), n) });
+    pieces!(V, x.len(), |i, n| unsafe { store(load::<V>(p.add(i), n).mul(load(y.as_ptr().add(i), n)), p.add(i), n) });
 }
 
 /// Sum of a[i] * b[i], one FMA chain per virtual lane.
@@ -150,7 +158,7 @@ pub(crate) unsafe fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
     let (pa, pb) = (a.as_ptr(), b.as_ptr());
     // SAFETY: the caller gives both the same length.
     unsafe {
-        reduce::<V>(a.len(), |acc, i, n| load::<V>(pa.wrapping_add(i), n).mul_add(load(pb.wrapping_add(i), n), acc))
+        reduce!(V, a.len(), |acc, i, n| load::<V>(pa.wrapping_add(i), n).mul_add(load(pb.wrapping_add(i), n), acc))
     }
 }
 
@@ -164,7 +172,7 @@ pub(crate) unsafe fn softmax<V: Vector>(x: &mut [f32], scale: f32, bias: Option<
         let mut top = V::splat(f32::NEG_INFINITY);
         let factor = V::splat(scale);
         let mut peak = f32::NEG_INFINITY;
-        pieces::<V>(len, |i, n| {
+        pieces!(V, len, |i, n| {
             let v = load::<V>(p.add(i), n);
             let z = match bias {
                 Some(b) => v.mul_add(factor, load(b.as_ptr().add(i), n)),
@@ -186,13 +194,13 @@ pub(crate) unsafe fn softmax<V: Vector>(x: &mut [f32], scale: f32, bias: Option<
             peak = if peak < value { value } else { peak };
         }
         let peak = V::splat(peak);
-        let sum = reduce::<V>(len, |acc, i, n| {
+        let sum = reduce!(V, len, |acc, i, n| {
             let e = math::exp(load::<V>(p.wrapping_add(i), n).sub(peak));
             store(e, p.wrapping_add(i), n);
             acc.add(load(p.wrapping_add(i), n)) // re-read: padding lanes are +0
         });
         let inverse = V::splat(1.0 / sum);
-        pieces::<V>(len, |i, n| store(load::<V>(p.add(i), n).mul(inverse), p.add(i), n));
+        pieces!(V, len, |i, n| store(load::<V>(p.add(i), n).mul(inverse), p.add(i), n));
     }
 }
 
@@ -202,9 +210,9 @@ pub(crate) unsafe fn layer_norm<V: Vector>(x: &mut [f32], gamma: &[f32], beta: O
     let (p, len) = (x.as_mut_ptr(), x.len());
     // SAFETY: the caller gives `gamma` and `beta` the length of `x`.
     unsafe {
-        let mean = reduce::<V>(len, |acc, i, n| acc.add(load(p.wrapping_add(i), n))) / len as f32;
+        let mean = reduce!(V, len, |acc, i, n| acc.add(load(p.wrapping_add(i), n))) / len as f32;
         let mean = V::splat(mean);
-        let squares = reduce::<V>(len, |acc, i, n| {
+        let squares = reduce!(V, len, |acc, i, n| {
             store(load::<V>(p.wrapping_add(i), n).sub(mean), p.wrapping_add(i), n);
             let d = load::<V>(p.wrapping_add(i), n); // re-read: padding lanes are +0
             d.mul_add(d, acc)
@@ -236,7 +244,7 @@ unsafe fn scale_rows<V: Vector>(x: &mut [f32], inverse: f32, gamma: &[f32], beta
     // SAFETY: the caller gives `gamma` and `beta` the length of `x`.
     unsafe {
         let inverse = V::splat(inverse);
-        pieces::<V>(x.len(), |i, n| {
+        pieces!(V, x.len(), |i, n| {
             let v = load::<V>(p.add(i), n).mul(inverse);
             let g = load::<V>(gamma.as_ptr().add(i), n);
             let y = match beta {
@@ -258,6 +266,6 @@ pub(crate) unsafe fn l2_normalize<V: Vector>(x: &mut [f32]) {
         // An overflowed sum of squares would make the row 0: it becomes NaN, which is reported.
         let norm = if norm == f32::INFINITY { f32::NAN } else { norm };
         let norm = V::splat(if norm < 1e-12 { 1e-12 } else { norm });
-        pieces::<V>(x.len(), |i, n| store(load::<V>(p.add(i), n).div(norm), p.add(i), n));
+        pieces!(V, x.len(), |i, n| store(load::<V>(p.add(i), n).div(norm), p.add(i), n));
     }
 }
