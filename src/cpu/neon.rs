@@ -63,13 +63,24 @@ pub(super) const TILE_ROWS: usize = 6;
 /// Panels of a register tile.
 pub(super) const TILE_PANELS: usize = 1;
 
+/// A tile shape, optimised as a function of its own; see the AVX2 instance.
+///
+/// # Safety
+/// [`gemm::tile`]'s contract.
+#[target_feature(enable = "neon")]
+#[inline(never)]
+unsafe fn shape<const MR: usize>(t: &gemm::Tile) {
+    // SAFETY: forwarded.
+    unsafe { gemm::tile::<float32x4_t, MR, 4>(t) }
+}
+
 #[inline(always)]
 unsafe fn tile(t: &gemm::Tile) {
     // SAFETY: forwarded; rows <= TILE_ROWS, one panel.
     unsafe {
         macro_rules! rows {
             ($($mr:literal)*) => {
-                match t.rows { $($mr => gemm::tile::<float32x4_t, $mr, 4>(t),)* _ => unreachable!("tile of {} rows", t.rows) }
+                match t.rows { $($mr => shape::<$mr>(t),)* _ => unreachable!("tile of {} rows", t.rows) }
             };
         }
         rows!(1 2 3 4 5 6)
