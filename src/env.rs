@@ -55,6 +55,20 @@ const HF_HUB_CACHE: Variable = Variable {
     purpose: "The local model hub cache itself; takes precedence over HF_HOME.",
 };
 
+const HF_HUB_OFFLINE: Variable = Variable {
+    name: "HF_HUB_OFFLINE",
+    values: "1, true, yes or on",
+    default: "unset",
+    purpose: "Forbids the command line to download a model (builds with its `download` feature).",
+};
+
+const HF_ENDPOINT: Variable = Variable {
+    name: "HF_ENDPOINT",
+    values: "a URL",
+    default: "the public hub",
+    purpose: "Where models are downloaded from (builds with the command line's `download` feature).",
+};
+
 const HOME: Variable = Variable {
     name: "HOME",
     values: "a folder",
@@ -63,11 +77,28 @@ const HOME: Variable = Variable {
 };
 
 /// All of them, in the order `kin-infer env` prints.
-pub const VARIABLES: &[Variable] = &[FORCE_CPU, CPU_ISA, CPU_BACKEND, HF_HUB_CACHE, HF_HOME, HOME];
+pub const VARIABLES: &[Variable] =
+    &[FORCE_CPU, CPU_ISA, CPU_BACKEND, HF_HUB_CACHE, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HOME];
+
+impl Variable {
+    fn is_on(&self) -> bool {
+        self.value().is_some_and(|v| matches!(v.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on"))
+    }
+}
 
 /// Whether `KIN_INFER_FORCE_CPU` asks for the CPU.
 pub(crate) fn force_cpu() -> bool {
-    FORCE_CPU.value().is_some_and(|v| matches!(v.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on"))
+    FORCE_CPU.is_on()
+}
+
+/// Whether `HF_HUB_OFFLINE` forbids downloads.
+pub fn hub_offline() -> bool {
+    HF_HUB_OFFLINE.is_on()
+}
+
+/// The hub to download from, where it is not the public one.
+pub fn hub_endpoint() -> Option<String> {
+    HF_ENDPOINT.value()
 }
 
 /// The instruction set `KIN_INFER_CPU_ISA` pins.

@@ -16,31 +16,42 @@ pub fn resolve(model: &str) -> Result<PathBuf> {
     if path.exists() {
         return Err(InferError::model(path, "a model is a folder with config.json beside its weights, not one file"));
     }
-    let parts: Vec<&str> = model.split('/').collect();
-    let is_id = parts.len() <= 2 && parts.iter().all(|p| !p.is_empty() && *p != "." && *p != "..");
-    let Some(cache) = crate::env::hub_cache().filter(|_| is_id) else {
+    let Some(repo) = cached_repo(model) else {
         return Err(InferError::InvalidArgument(format!("model `{model}`: no such folder")));
     };
-    let repo = cache.join(format!("models--{}", parts.join("--")));
     snapshot(&repo).ok_or_else(|| {
         InferError::InvalidArgument(format!(
-            "model `{model}`: no such folder, and the local hub cache has no {}; give a folder, or bring the model \
-             there first (this version does not download)",
+            "model `{model}`: no such folder, and the local hub cache has no complete {}",
             repo.display()
         ))
     })
 }
 
-/// The snapshot `refs/main` names, else the only one.
+/// Whether the argument has the form of a hub id, `owner/name` or `name`.
+pub fn is_hub_id(model: &str) -> bool {
+    let parts: Vec<&str> = model.split('/').collect();
+    let word = |p: &&str| {
+        !p.starts_with('.') && !p.is_empty() && p.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    parts.len() <= 2 && parts.iter().all(word)
+}
+
+fn cached_repo(model: &str) -> Option<PathBuf> {
+    let cache = crate::env::hub_cache().filter(|_| is_hub_id(model))?;
+    Some(cache.join(format!("models--{}", model.replace('/', "--"))))
+}
+
+/// The snapshot `refs/main` names, else the only one; one without config.json is a download that did not end.
 fn snapshot(repo: &Path) -> Option<PathBuf> {
     let snapshots = repo.join("snapshots");
+    let complete = |folder: &PathBuf| folder.join("config.json").is_file();
     if let Ok(commit) = std::fs::read_to_string(repo.join("refs/main")) {
         let folder = snapshots.join(commit.trim());
-        if folder.is_dir() {
+        if complete(&folder) {
             return Some(folder);
         }
     }
-    let mut folders = std::fs::read_dir(snapshots).ok()?.flatten().map(|e| e.path()).filter(|p| p.is_dir());
+    let mut folders = std::fs::read_dir(snapshots).ok()?.flatten().map(|e| e.path()).filter(complete);
     let only = folders.next()?;
     folders.next().is_none().then_some(only)
 }

@@ -15,7 +15,8 @@ use crate::failure::{Failure, Result};
 #[derive(clap::Args)]
 pub struct Model {
     /// A folder with config.json beside the weights, or a hub id such as `owner/name` that lies in the local hub
-    /// cache (see `kin-infer env` for where that is). Nothing is downloaded
+    /// cache (see `kin-infer env` for where that is). A build with the feature `download` fetches an id that is not
+    /// there, unless HF_HUB_OFFLINE is set
     #[arg(long, value_name = "MODEL")]
     pub model: String,
 }
@@ -23,7 +24,7 @@ pub struct Model {
 impl Model {
     /// The folder the argument names.
     pub fn folder(&self) -> Result<PathBuf> {
-        Ok(kin_infer::hub::resolve(&self.model)?)
+        crate::download::resolve(&self.model)
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod common;
 mod devices;
+mod download;
 mod embed;
 mod failure;
 mod fingerprint;
