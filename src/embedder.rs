@@ -263,7 +263,7 @@ impl Reranker {
         Ok(Self { model, tokenizer, window })
     }
 
-    /// The raw scores, [labels], of the query with each document. A pair too long for the window loses tokens from its
+    /// The raw scores, `[labels]`, of the query with each document. A pair too long for the window loses tokens from its
     /// longer text.
     pub fn score(&self, query: &str, documents: &[&str]) -> Vec<Result<Vec<f32>>> {
         use rayon::prelude::*;

@@ -18,7 +18,7 @@ pub enum Step {
     Dense {
         /// [out, in]
         weight: Weight,
-        /// [out]
+        /// `[out]`
         bias: Option<Buffer>,
         /// Applied last.
         activation: Activation,

@@ -1,4 +1,4 @@
-//! A hub id that is nowhere here is fetched, from a hub on the loopback address, and the local copy serves from then on.
+//! A hub id that is nowhere here is fetched, from a hub on the loopback address; then the local copy serves.
 #![cfg(feature = "download")]
 
 use std::io::{BufRead, BufReader, Write};

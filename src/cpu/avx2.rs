@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::gemm;
-use super::simd::{POW2_MAGIC, Vector};
+use super::simd::{POW2_MAGIC, Vector, vector_operations};
 use super::table::kernel_table;
 
 /// Sum of eight lanes by halving.
@@ -22,58 +22,23 @@ pub(super) unsafe fn fold(v: __m256) -> f32 {
 
 impl Vector for __m256 {
     const LANES: usize = 8;
-    // SAFETY (all of this block): the trait's contract, a CPU with AVX2 and FMA and valid pointers, is what each needs.
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        unsafe { _mm256_loadu_ps(p) }
-    }
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
-        unsafe { _mm256_storeu_ps(p, self) }
-    }
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        unsafe { _mm256_set1_ps(x) }
-    }
-    #[inline(always)]
-    unsafe fn add(self, o: Self) -> Self {
-        unsafe { _mm256_add_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn sub(self, o: Self) -> Self {
-        unsafe { _mm256_sub_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, o: Self) -> Self {
-        unsafe { _mm256_mul_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn div(self, o: Self) -> Self {
-        unsafe { _mm256_div_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        unsafe { _mm256_fmadd_ps(self, b, c) }
-    }
-    #[inline(always)]
-    unsafe fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self {
-        unsafe { _mm256_blendv_ps(b, a, _mm256_cmp_ps::<_CMP_LT_OQ>(x, y)) }
-    }
-    #[inline(always)]
-    unsafe fn abs(self) -> Self {
-        unsafe { _mm256_and_ps(self, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fff_ffff))) }
-    }
-    #[inline(always)]
-    unsafe fn pow2(self) -> Self {
-        unsafe {
+    vector_operations! {
+        fn load(p: *const f32) -> Self = _mm256_loadu_ps(p);
+        fn store(self, p: *mut f32) = _mm256_storeu_ps(p, self);
+        fn splat(x: f32) -> Self = _mm256_set1_ps(x);
+        fn add(self, o: Self) -> Self = _mm256_add_ps(self, o);
+        fn sub(self, o: Self) -> Self = _mm256_sub_ps(self, o);
+        fn mul(self, o: Self) -> Self = _mm256_mul_ps(self, o);
+        fn div(self, o: Self) -> Self = _mm256_div_ps(self, o);
+        fn mul_add(self, b: Self, c: Self) -> Self = _mm256_fmadd_ps(self, b, c);
+        fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self =
+            _mm256_blendv_ps(b, a, _mm256_cmp_ps::<_CMP_LT_OQ>(x, y));
+        fn abs(self) -> Self = _mm256_and_ps(self, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fff_ffff)));
+        fn pow2(self) -> Self = {
             let biased = _mm256_castps_si256(_mm256_add_ps(self, _mm256_set1_ps(POW2_MAGIC)));
             _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-        }
-    }
-    #[inline(always)]
-    unsafe fn fold(self) -> f32 {
-        // SAFETY: forwarded.
-        unsafe { fold(self) }
+        };
+        fn fold(self) -> f32 = fold(self);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::gemm;
-use super::simd::{POW2_MAGIC, Vector};
+use super::simd::{POW2_MAGIC, Vector, vector_operations};
 use super::table::kernel_table;
 
 #[inline(always)]
@@ -13,68 +13,28 @@ fn mask(n: usize) -> __mmask16 {
 
 impl Vector for __m512 {
     const LANES: usize = 16;
-    // SAFETY (all of this block): the trait's contract, a CPU with AVX-512F and valid pointers, is what each needs.
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        unsafe { _mm512_loadu_ps(p) }
-    }
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
-        unsafe { _mm512_storeu_ps(p, self) }
-    }
-    #[inline(always)]
-    unsafe fn load_part(p: *const f32, n: usize) -> Self {
-        unsafe { _mm512_maskz_loadu_ps(mask(n), p) }
-    }
-    #[inline(always)]
-    unsafe fn store_part(self, p: *mut f32, n: usize) {
-        unsafe { _mm512_mask_storeu_ps(p, mask(n), self) }
-    }
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        unsafe { _mm512_set1_ps(x) }
-    }
-    #[inline(always)]
-    unsafe fn add(self, o: Self) -> Self {
-        unsafe { _mm512_add_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn sub(self, o: Self) -> Self {
-        unsafe { _mm512_sub_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, o: Self) -> Self {
-        unsafe { _mm512_mul_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn div(self, o: Self) -> Self {
-        unsafe { _mm512_div_ps(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        unsafe { _mm512_fmadd_ps(self, b, c) }
-    }
-    #[inline(always)]
-    unsafe fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self {
-        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, y), b, a) }
-    }
-    #[inline(always)]
-    unsafe fn abs(self) -> Self {
-        unsafe { _mm512_abs_ps(self) }
-    }
-    #[inline(always)]
-    unsafe fn pow2(self) -> Self {
-        unsafe {
+    vector_operations! {
+        fn load(p: *const f32) -> Self = _mm512_loadu_ps(p);
+        fn store(self, p: *mut f32) = _mm512_storeu_ps(p, self);
+        fn load_part(p: *const f32, n: usize) -> Self = _mm512_maskz_loadu_ps(mask(n), p);
+        fn store_part(self, p: *mut f32, n: usize) = _mm512_mask_storeu_ps(p, mask(n), self);
+        fn splat(x: f32) -> Self = _mm512_set1_ps(x);
+        fn add(self, o: Self) -> Self = _mm512_add_ps(self, o);
+        fn sub(self, o: Self) -> Self = _mm512_sub_ps(self, o);
+        fn mul(self, o: Self) -> Self = _mm512_mul_ps(self, o);
+        fn div(self, o: Self) -> Self = _mm512_div_ps(self, o);
+        fn mul_add(self, b: Self, c: Self) -> Self = _mm512_fmadd_ps(self, b, c);
+        fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self =
+            _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, y), b, a);
+        fn abs(self) -> Self = _mm512_abs_ps(self);
+        fn pow2(self) -> Self = {
             let biased = _mm512_castps_si512(_mm512_add_ps(self, _mm512_set1_ps(POW2_MAGIC)));
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
-        }
-    }
-    #[inline(always)]
-    unsafe fn fold(self) -> f32 {
-        unsafe {
+        };
+        fn fold(self) -> f32 = {
             let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self)));
             super::avx2::fold(_mm256_add_ps(_mm512_castps512_ps256(self), high))
-        }
+        };
     }
 }
 

@@ -3,58 +3,26 @@
 use std::arch::aarch64::*;
 
 use super::gemm;
-use super::simd::{POW2_MAGIC, Vector};
+use super::simd::{POW2_MAGIC, Vector, vector_operations};
 use super::table::kernel_table;
 
 impl Vector for float32x4_t {
     const LANES: usize = 4;
-    // SAFETY (all of this block): the trait's contract, valid pointers, is what each needs; NEON is part of aarch64.
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        unsafe { vld1q_f32(p) }
-    }
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
-        unsafe { vst1q_f32(p, self) }
-    }
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        unsafe { vdupq_n_f32(x) }
-    }
-    #[inline(always)]
-    unsafe fn add(self, o: Self) -> Self {
-        unsafe { vaddq_f32(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn sub(self, o: Self) -> Self {
-        unsafe { vsubq_f32(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn mul(self, o: Self) -> Self {
-        unsafe { vmulq_f32(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn div(self, o: Self) -> Self {
-        unsafe { vdivq_f32(self, o) }
-    }
-    #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        unsafe { vfmaq_f32(c, self, b) }
-    }
-    #[inline(always)]
-    unsafe fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self {
-        unsafe { vbslq_f32(vcltq_f32(x, y), a, b) }
-    }
-    #[inline(always)]
-    unsafe fn abs(self) -> Self {
-        unsafe { vabsq_f32(self) }
-    }
-    #[inline(always)]
-    unsafe fn pow2(self) -> Self {
-        unsafe {
+    vector_operations! {
+        fn load(p: *const f32) -> Self = vld1q_f32(p);
+        fn store(self, p: *mut f32) = vst1q_f32(p, self);
+        fn splat(x: f32) -> Self = vdupq_n_f32(x);
+        fn add(self, o: Self) -> Self = vaddq_f32(self, o);
+        fn sub(self, o: Self) -> Self = vsubq_f32(self, o);
+        fn mul(self, o: Self) -> Self = vmulq_f32(self, o);
+        fn div(self, o: Self) -> Self = vdivq_f32(self, o);
+        fn mul_add(self, b: Self, c: Self) -> Self = vfmaq_f32(c, self, b);
+        fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self = vbslq_f32(vcltq_f32(x, y), a, b);
+        fn abs(self) -> Self = vabsq_f32(self);
+        fn pow2(self) -> Self = {
             let biased = vreinterpretq_s32_f32(vaddq_f32(self, vdupq_n_f32(POW2_MAGIC)));
             vreinterpretq_f32_s32(vshlq_n_s32::<23>(biased))
-        }
+        };
     }
 }
 

@@ -71,52 +71,32 @@ pub(crate) trait Vector: Copy {
 /// makes the exponent; no float-to-int conversion (whose NaN and range rules differ between ISAs) takes part.
 pub(crate) const POW2_MAGIC: f32 = 12_583_039.0;
 
+/// The methods of a [`Vector`] instance, each one expression of intrinsics: `fn name(arguments) -> type = expression;`.
+macro_rules! vector_operations {
+    ($(fn $name:ident($($arguments:tt)*) $(-> $type:ty)? = $body:expr;)*) => {$(
+        #[inline(always)]
+        #[allow(unused_unsafe)] // the one-lane instance computes with safe operators
+        unsafe fn $name($($arguments)*) $(-> $type)? {
+            // SAFETY: the trait's contract: the CPU has the instructions, pointers are valid for the lanes.
+            unsafe { $body }
+        }
+    )*};
+}
+pub(super) use vector_operations;
+
 impl Vector for f32 {
     const LANES: usize = 1;
-    #[inline(always)]
-    unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: forwarded from the trait's contract.
-        unsafe { *p }
-    }
-    #[inline(always)]
-    unsafe fn store(self, p: *mut f32) {
-        // SAFETY: forwarded from the trait's contract.
-        unsafe { *p = self }
-    }
-    #[inline(always)]
-    unsafe fn splat(x: f32) -> Self {
-        x
-    }
-    #[inline(always)]
-    unsafe fn add(self, o: Self) -> Self {
-        self + o
-    }
-    #[inline(always)]
-    unsafe fn sub(self, o: Self) -> Self {
-        self - o
-    }
-    #[inline(always)]
-    unsafe fn mul(self, o: Self) -> Self {
-        self * o
-    }
-    #[inline(always)]
-    unsafe fn div(self, o: Self) -> Self {
-        self / o
-    }
-    #[inline(always)]
-    unsafe fn mul_add(self, b: Self, c: Self) -> Self {
-        f32::mul_add(self, b, c)
-    }
-    #[inline(always)]
-    unsafe fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self {
-        if x < y { a } else { b }
-    }
-    #[inline(always)]
-    unsafe fn abs(self) -> Self {
-        f32::abs(self)
-    }
-    #[inline(always)]
-    unsafe fn pow2(self) -> Self {
-        f32::from_bits((self + POW2_MAGIC).to_bits() << 23)
+    vector_operations! {
+        fn load(p: *const f32) -> Self = *p;
+        fn store(self, p: *mut f32) = *p = self;
+        fn splat(x: f32) -> Self = x;
+        fn add(self, o: Self) -> Self = self + o;
+        fn sub(self, o: Self) -> Self = self - o;
+        fn mul(self, o: Self) -> Self = self * o;
+        fn div(self, o: Self) -> Self = self / o;
+        fn mul_add(self, b: Self, c: Self) -> Self = f32::mul_add(self, b, c);
+        fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self = if x < y { a } else { b };
+        fn abs(self) -> Self = f32::abs(self);
+        fn pow2(self) -> Self = f32::from_bits((self + POW2_MAGIC).to_bits() << 23);
     }
 }

@@ -5,7 +5,7 @@ use super::simd::PANEL;
 use crate::gpu::Activation;
 
 /// The row and matrix kernels of one instruction set. An instance reaches callers only through
-/// [`dispatch`](super::dispatch), after the CPU was asked: that is what makes the methods safe.
+/// `dispatch.rs`, after the CPU was asked: that is what makes the methods safe.
 pub struct Kernels {
     pub(super) name: &'static str,
     pub(super) raw: Raw,
@@ -38,14 +38,16 @@ macro_rules! kernel_table {
         pub(super) static KERNELS: crate::cpu::table::Kernels = {
             use crate::cpu::rows;
             use crate::cpu::table::stamp;
-            stamp!(activation($($features)?) = rows::activation::<$vector>; (kind: crate::gpu::Activation, x: &mut [f32]));
+            stamp!(activation($($features)?) = rows::activation::<$vector>;
+                (kind: crate::gpu::Activation, x: &mut [f32]));
             stamp!(exp($($features)?) = rows::exp::<$vector>; (x: &mut [f32]));
             stamp!(finish($($features)?) = rows::finish::<$vector>;
                 (c: &mut [f32], b: Option<&[f32]>, act: crate::gpu::Activation, r: Option<&[f32]>));
             stamp!(add($($features)?) = rows::add::<$vector>; (x: &mut [f32], y: &[f32]));
             stamp!(mul($($features)?) = rows::mul::<$vector>; (x: &mut [f32], y: &[f32]));
             stamp!(dot($($features)?) = rows::dot::<$vector>; (a: &[f32], b: &[f32]) -> f32);
-            stamp!(softmax($($features)?) = rows::softmax::<$vector>; (x: &mut [f32], scale: f32, bias: Option<&[f32]>));
+            stamp!(softmax($($features)?) = rows::softmax::<$vector>;
+                (x: &mut [f32], scale: f32, bias: Option<&[f32]>));
             stamp!(layer_norm($($features)?) = rows::layer_norm::<$vector>;
                 (x: &mut [f32], g: &[f32], b: Option<&[f32]>, eps: f32));
             stamp!(rms_norm($($features)?) = rows::rms_norm::<$vector>; (x: &mut [f32], g: &[f32], eps: f32));
@@ -103,19 +105,19 @@ impl Kernels {
         self.raw.tile_rows
     }
 
-    /// x[i] = f(x[i]).
+    /// `x[i] = f(x[i])`.
     pub fn activation(&self, kind: Activation, x: &mut [f32]) {
         // SAFETY: the CPU has the table's instruction set.
         unsafe { (self.raw.activation)(kind, x) }
     }
 
-    /// x[i] = e^x[i].
+    /// `x[i] = e^x[i]`.
     pub fn exp(&self, x: &mut [f32]) {
         // SAFETY: as above.
         unsafe { (self.raw.exp)(x) }
     }
 
-    /// x[i] = act(x[i] + bias[i]) + residual[i].
+    /// `x[i] = act(x[i] + bias[i]) + residual[i]`.
     pub fn finish(&self, x: &mut [f32], bias: Option<&[f32]>, act: Activation, residual: Option<&[f32]>) {
         assert!(bias.is_none_or(|b| b.len() == x.len()), "finish: bias length");
         assert!(residual.is_none_or(|r| r.len() == x.len()), "finish: residual length");
@@ -123,21 +125,21 @@ impl Kernels {
         unsafe { (self.raw.finish)(x, bias, act, residual) }
     }
 
-    /// x[i] += y[i].
+    /// `x[i] += y[i]`.
     pub fn add(&self, x: &mut [f32], y: &[f32]) {
         assert_eq!(x.len(), y.len(), "add: lengths");
         // SAFETY: as above; the lengths agree.
         unsafe { (self.raw.add)(x, y) }
     }
 
-    /// x[i] *= y[i].
+    /// `x[i] *= y[i]`.
     pub fn mul(&self, x: &mut [f32], y: &[f32]) {
         assert_eq!(x.len(), y.len(), "mul: lengths");
         // SAFETY: as above; the lengths agree.
         unsafe { (self.raw.mul)(x, y) }
     }
 
-    /// Sum of a[i] * b[i] in the contract's order. Panics when the lengths differ.
+    /// Sum of `a[i] * b[i]` in the contract's order. Panics when the lengths differ.
     pub fn dot(&self, a: &[f32], b: &[f32]) -> f32 {
         assert_eq!(a.len(), b.len(), "dot_product: the slices have {} and {} elements", a.len(), b.len());
         // SAFETY: as above; the lengths agree.

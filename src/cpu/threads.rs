@@ -1,6 +1,6 @@
 //! How many threads compute.
 
-/// Physical cores this process may use: the distinct sets of sibling threads on Linux, the scheduler's number elsewhere.
+/// Physical cores this process may use: the distinct sets of sibling threads on Linux, else the scheduler's number.
 pub fn physical_cores() -> usize {
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
     sibling_sets().map_or(usable, |cores| cores.clamp(1, usable))

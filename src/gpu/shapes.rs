@@ -43,7 +43,7 @@ pub enum PoolingMode {
 /// What a linear layer does on the way out: `act(x W^T + bias) + residual`.
 #[derive(Clone, Copy)]
 pub struct Epilogue<'a> {
-    /// [n], added to each row.
+    /// `[n]`, added to each row.
     pub bias: Option<&'a Buffer>,
     /// Applied after the bias.
     pub activation: Activation,
@@ -114,9 +114,9 @@ impl Segments {
 /// Attention with linear biases (arXiv 2108.12409), the bidirectional form: -slope |i - j| is added to a scaled score.
 #[derive(Clone, Copy)]
 pub struct Alibi<'a> {
-    /// [heads]
+    /// `[heads]`
     pub slopes: &'a Buffer,
-    /// [rows]: the position of each token.
+    /// `[rows]`: the position of each token.
     pub positions: &'a IndexBuffer,
 }
 
@@ -160,7 +160,7 @@ pub struct Rope<'a> {
     pub cos: &'a Buffer,
     /// Sine of each position and pair, [positions, rotary_dim / 2].
     pub sin: &'a Buffer,
-    /// [rows]: the position of each row.
+    /// `[rows]`: the position of each row.
     pub positions: &'a IndexBuffer,
     /// The first column of the first head.
     pub first: usize,

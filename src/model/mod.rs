@@ -32,7 +32,7 @@ pub struct BertModel {
 pub struct Encoded {
     /// The last layer's token vectors, [len, hidden_size].
     pub hidden: Vec<f32>,
-    /// A sequence classifier's scores, [labels], before any sigmoid or softmax; empty for other models.
+    /// A sequence classifier's scores, `[labels]`, before any sigmoid or softmax; empty for other models.
     pub labels: Vec<f32>,
 }
 
@@ -136,7 +136,7 @@ impl BertModel {
         }
     }
 
-    /// The scores of each sequence, [labels], from the classification head.
+    /// The scores of each sequence, `[labels]`, from the classification head.
     pub fn classify(&self, sequences: &[Sequence]) -> Vec<Result<Vec<f32>>> {
         if self.labels() == 0 {
             let message = "this model has no classification head: `architectures` in config.json names none";
