@@ -272,6 +272,16 @@ impl Reranker {
         embed_sequences(encodings, |s| self.model.classify(s))
     }
 
+    /// Longest pair in tokens, and what says so.
+    pub fn window(&self) -> &Window {
+        &self.window
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &TextTokenizer {
+        &self.tokenizer
+    }
+
     /// Scores a pair has.
     pub fn labels(&self) -> usize {
         self.model.labels()

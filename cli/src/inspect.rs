@@ -98,11 +98,12 @@ fn module_words(module: &Module) -> String {
     match module {
         Module::Pooling(p) => {
             let prompt = if p.include_prompt { "" } else { ", the prompt's tokens left out" };
-            format!("pooling: {:?}{prompt}", p.modes)
+            let modes: Vec<String> = p.modes.iter().map(ToString::to_string).collect();
+            format!("pooling: {}{prompt}", modes.join(", then "))
         }
         Module::Dense(d) => {
             let bias = if d.bias { "with" } else { "without" };
-            format!("dense: {} to {}, {bias} bias, {:?}", d.in_features, d.out_features, d.activation)
+            format!("dense: {} to {}, {bias} bias, {}", d.in_features, d.out_features, d.activation)
         }
         Module::LayerNorm(n) => format!("LayerNorm over {}", n.dimension),
         Module::Normalize => "normalise to length 1".to_string(),
@@ -121,8 +122,11 @@ impl Described {
             lines.extend(self.used.iter().map(|name| ("used", name.clone())));
             lines.extend(self.ignored.iter().map(|name| ("ignored", name.clone())));
         }
-        lines.push(("parameter bytes", self.file_bytes.to_string()));
-        lines.push(("weight memory", self.weight_bytes.to_string()));
+        lines.push(("checkpoint", format!("{} bytes", self.file_bytes)));
+        lines.push((
+            "memory",
+            format!("{} bytes of packed matrices; embedding rows are read from the file", self.weight_bytes),
+        ));
         lines.extend(self.assumptions.iter().map(|words| ("assumed", words.clone())));
         lines
     }

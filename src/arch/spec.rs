@@ -106,7 +106,7 @@ impl ModelSpec {
             ("attention", format!("{heads} heads of {head_dim}, bidirectional, scale {scale}")),
             (
                 "feed-forward",
-                format!("{} features, {:?}", self.feed_forward.intermediate_size, self.feed_forward.activation),
+                format!("{} features, {}", self.feed_forward.intermediate_size, self.feed_forward.activation),
             ),
             ("head", head),
         ]

@@ -88,7 +88,7 @@ impl<T: Plain> DerefMut for AlignedBuf<T> {
 }
 
 /// Buffers a pool keeps for reuse; more are given back to the system.
-const POOL_BUFFERS: usize = 12;
+const POOL_BUFFERS: usize = 32;
 
 /// Recycles activation buffers, whose pages are then already mapped.
 #[derive(Default)]
@@ -104,17 +104,18 @@ pub(super) struct PooledBuf {
 }
 
 impl Pool {
-    /// A buffer of `len` values: a free one that is not much larger, else a new one.
+    /// A buffer of `len` values: a free one of its size class, else a new one. Classes are powers of two, so that the
+    /// batches of a run, all of different sizes, share buffers; memory beyond `len` is mapped but not touched.
     pub fn take(self: &Arc<Self>, len: usize) -> Result<PooledBuf> {
+        let class = len.checked_next_power_of_two().unwrap_or(len);
         let recycled = {
             let mut free = self.free.lock().unwrap_or_else(|e| e.into_inner());
-            let fits = |b: &AlignedBuf<f32>| b.len() >= len && b.len() / 2 <= len;
-            let best = (0..free.len()).filter(|&i| fits(&free[i])).min_by_key(|&i| free[i].len());
-            best.map(|i| free.swap_remove(i))
+            let fit = free.iter().position(|b| b.len() == class);
+            fit.map(|i| free.swap_remove(i))
         };
         let data = match recycled {
             Some(buf) => buf,
-            None => AlignedBuf::zeroed(len, "an activation buffer")?,
+            None => AlignedBuf::zeroed(class, "an activation buffer")?,
         };
         Ok(PooledBuf { data: Some(data), len, pool: Arc::clone(self) })
     }

@@ -23,6 +23,20 @@ pub enum Activation {
     Tanh,
 }
 
+impl std::fmt::Display for Activation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Identity => "identity",
+            Self::Relu => "ReLU",
+            Self::GeluErf => "GELU (erf)",
+            Self::GeluTanh => "GELU (tanh)",
+            Self::Silu => "SiLU",
+            Self::Sigmoid => "sigmoid",
+            Self::Tanh => "tanh",
+        })
+    }
+}
+
 /// How the token vectors of a sequence become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolingMode {
@@ -38,6 +52,19 @@ pub enum PoolingMode {
     WeightedMean,
     /// The last token.
     LastToken,
+}
+
+impl std::fmt::Display for PoolingMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Cls => "first token",
+            Self::Max => "maximum",
+            Self::Mean => "mean",
+            Self::MeanSqrtLen => "sum / sqrt(length)",
+            Self::WeightedMean => "mean weighted by position",
+            Self::LastToken => "last token",
+        })
+    }
 }
 
 /// What a linear layer does on the way out: `act(x W^T + bias) + residual`.

@@ -16,6 +16,7 @@ use crate::error::{InferError, Result};
 use crate::gpu::{Buffer, GpuBackend, GpuCompute, PoolingMode, create_compute};
 use crate::pooling::{Pooler, Step};
 use crate::weights::Checkpoint;
+use rayon::prelude::*;
 use weights::Weights;
 
 /// A loaded model of any family; the name is history.
@@ -89,7 +90,7 @@ impl BertModel {
         &self.report
     }
 
-    /// Bytes of the prepared weights.
+    /// Bytes of the prepared matrices. Embedding tables stay in the mapped file.
     pub fn weight_bytes(&self) -> usize {
         self.weights.bytes
     }
@@ -187,34 +188,35 @@ impl BertModel {
             sequences.iter().enumerate().map(|(i, s)| s.check(i, &self.spec).err().map(Err)).collect();
         let good: Vec<usize> = (0..sequences.len()).filter(|&i| results[i].is_none()).collect();
         let lengths: Vec<usize> = good.iter().map(|&i| sequences[i].ids.len()).collect();
-        for batch in plan(&lengths, BATCH_TOKENS) {
-            let items: Vec<usize> = batch.into_iter().map(|i| good[i]).collect();
-            match self.run_batch(sequences, &items, finish) {
-                Ok(rows) => {
-                    for (item, row) in items.into_iter().zip(rows) {
-                        results[item] = Some(self.finite(&sequences[item], row).map_err(|e| e.with_item(item)));
-                    }
-                }
-                // What one item or one large batch could not have, each item alone may.
-                Err(_) if items.len() > 1 => {
-                    for item in items {
-                        let row = self.run_batch(sequences, &[item], finish).and_then(|mut r| {
-                            r.pop().ok_or_else(|| InferError::input(item, "the batch gave no row for it"))
-                        });
-                        let row = row.and_then(|row| self.finite(&sequences[item], row));
-                        results[item] = Some(row.map_err(|e| e.with_item(item)));
-                    }
-                }
-                Err(e) => results[items[0]] = Some(Err(e.with_item(items[0]))),
-            }
+        let batches = plan(&lengths, BATCH_TOKENS);
+        let in_batches: Vec<Vec<(usize, Result<Vec<f32>>)>> = on_pool(|| {
+            // Whole batches side by side need no joint between operations; a single one is split inside each.
+            let items = batches.into_par_iter().map(|batch| batch.into_iter().map(|i| good[i]).collect::<Vec<_>>());
+            items.map(|items| self.run_items(sequences, &items, finish)).collect()
+        });
+        for (item, result) in in_batches.into_iter().flatten() {
+            results[item] = Some(result);
         }
         let unplanned = |i| Err(InferError::input(i, "no batch held it"));
         results.into_iter().enumerate().map(|(i, r)| r.unwrap_or_else(|| unplanned(i))).collect()
     }
 
+    /// The results of one batch; what the batch as a whole cannot have, each of its items alone may.
+    fn run_items(&self, sequences: &[Sequence], items: &[usize], finish: &Finish) -> Vec<(usize, Result<Vec<f32>>)> {
+        let done = |item: usize, row: Result<Vec<f32>>| {
+            let row = row.and_then(|row| self.finite(&sequences[item], row));
+            (item, row.map_err(|e| e.with_item(item)))
+        };
+        match self.run_batch(sequences, items, finish) {
+            Ok(rows) => items.iter().zip(rows).map(|(item, row)| done(*item, Ok(row))).collect(),
+            Err(e) if items.len() == 1 => vec![done(items[0], Err(e))],
+            Err(_) => items.iter().flat_map(|item| self.run_items(sequences, &[*item], finish)).collect(),
+        }
+    }
+
     fn run_batch(&self, sequences: &[Sequence], items: &[usize], finish: &Finish) -> Result<Vec<Vec<f32>>> {
         let batch = PackedBatch::new(items.iter().map(|&i| &sequences[i]));
-        on_pool(|| finish(&batch, &self.hidden(&batch, None)?))
+        finish(&batch, &self.hidden(&batch, None)?)
     }
 
     fn class_scores(&self, batch: &PackedBatch, hidden: &Buffer) -> Result<Buffer> {
