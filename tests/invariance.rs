@@ -40,7 +40,7 @@ fn report_isas() -> Vec<&'static Kernels> {
         &["scalar"]
     };
     let skipped: Vec<_> = possible.iter().filter(|p| tables.iter().all(|t| t.name() != **p)).collect();
-    eprintln!("instruction sets run: {}, {} skipped: {skipped:?}", tables.len(), skipped.len());
+    common::say(&format!("instruction sets run: {}, {} skipped: {skipped:?}", tables.len(), skipped.len()));
     tables
 }
 

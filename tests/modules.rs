@@ -1,6 +1,8 @@
 //! What folders in the layouts of several sentence-transformers versions say, and what is refused.
 
-use std::path::{Path, PathBuf};
+mod common;
+
+use std::path::PathBuf;
 
 use kin_infer::InferError;
 use kin_infer::gpu::Activation;
@@ -68,13 +70,7 @@ fn pooling(module: &Module) -> &[PoolingMode] {
 
 #[test]
 fn minilm_reads() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/all-MiniLM-L6-v2");
-    if !folder.join("modules.json").is_file() {
-        let required = std::env::var("KIN_INFER_REQUIRE_MODEL").is_ok_and(|value| value == "1");
-        assert!(!required, "KIN_INFER_REQUIRE_MODEL=1 and there is no {}", folder.display());
-        println!("skipped minilm_reads: there is no {}", folder.display());
-        return;
-    }
+    let Some(folder) = common::minilm("minilm_reads") else { return };
     let model = ModelFolder::read(&folder).unwrap();
     assert_eq!(model.transformer_dir, folder);
     assert_eq!(pooling(&model.modules[0]), [PoolingMode::Mean]);

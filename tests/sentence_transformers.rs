@@ -73,7 +73,7 @@ fn a_folder_without_modules_is_mean_pooled_and_says_so() {
 
 #[test]
 fn minilm_agrees_with_sentence_transformers_on_twenty_texts() {
-    let Some(folder) = minilm() else { return };
+    let Some(folder) = minilm("minilm_agrees_with_sentence_transformers_on_twenty_texts") else { return };
     let embedder = Embedder::load(&folder).unwrap();
     assert_eq!((embedder.dimension(), embedder.window().limit), (384, 256));
     assert_eq!(texts("minilm").len(), 20);
@@ -82,7 +82,7 @@ fn minilm_agrees_with_sentence_transformers_on_twenty_texts() {
 
 #[test]
 fn minilm_finds_the_text_that_answers() {
-    let Some(folder) = minilm() else { return };
+    let Some(folder) = minilm("minilm_finds_the_text_that_answers") else { return };
     let embedder = Embedder::load(&folder).unwrap();
     let texts = ["fn sort(v: &mut [i32]) { v.sort() }", "the capital of France is Paris", "how to bake bread"];
     let vectors = embedder.embed(&texts).unwrap();
@@ -94,7 +94,7 @@ fn minilm_finds_the_text_that_answers() {
 /// MiniLM's bits, as the README publishes them.
 #[test]
 fn minilm_has_the_published_fingerprint() {
-    let Some(folder) = minilm() else { return };
+    let Some(folder) = minilm("minilm_has_the_published_fingerprint") else { return };
     let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
     let config = kin_infer::BertConfig::from_folder(&folder).unwrap();
     for kernels in kin_infer::cpu::available() {

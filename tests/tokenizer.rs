@@ -2,6 +2,9 @@
 //!
 //! `fixtures/tokenizer/minilm.json` holds the expected ids.
 
+mod common;
+
+use common::minilm;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -27,18 +30,6 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
-}
-
-/// The MiniLM folder, or `None` with a line that says the test is skipped.
-fn minilm(test: &str) -> Option<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/all-MiniLM-L6-v2");
-    if folder.join("tokenizer.json").is_file() {
-        return Some(folder);
-    }
-    let required = std::env::var("KIN_INFER_REQUIRE_MODEL").is_ok_and(|value| value == "1");
-    assert!(!required, "KIN_INFER_REQUIRE_MODEL=1 and there is no {}", folder.display());
-    println!("skipped {test}: there is no {}", folder.display());
-    None
 }
 
 fn expected() -> Value {
