@@ -2,6 +2,10 @@
 //!
 //! Reductions keep [`VIRTUAL_LANES`] partial sums: element i goes to lane i mod 32, in ascending order, the row padded
 //! with +0 to a multiple of 32; lanes are then folded by halving. The register width does not show in the result.
+//!
+//! # Safety
+//! Every function here asks the same of its caller: the CPU has V's instruction set, pointers are valid for the values
+//! touched, and operands have the lengths that the safe methods of [`Kernels`](super::table::Kernels) assert.
 
 use super::math;
 use super::simd::{VIRTUAL_LANES, Vector};
