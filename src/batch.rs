@@ -1,6 +1,8 @@
 //! From sequences to packed batches: the boundary at which ids, masks and lengths are checked.
 
-use crate::arch::ModelSpec;
+use std::borrow::Cow;
+
+use crate::arch::{ModelSpec, Numbering};
 use crate::error::{InferError, Result};
 use crate::gpu::Segments;
 
@@ -11,7 +13,8 @@ pub struct Sequence {
     pub ids: Vec<u32>,
     /// Token types, one a token; empty means all 0.
     pub type_ids: Vec<u32>,
-    /// The position of each token; empty means 0, 1, 2, ...
+    /// The position of each token, ascending; empty means 0, 1, 2, ... Families that number tokens by their ids
+    /// (RoBERTa, MPNet) take only distances from it.
     pub positions: Vec<u32>,
 }
 
@@ -64,12 +67,17 @@ impl Sequence {
                 return Err(InferError::input(item, format!("{} tokens but {} {what}", self.ids.len(), values.len())));
             }
         }
-        let last = self.positions.iter().max().map_or(self.ids.len() - 1, |p| *p as usize);
-        if last >= e.max_positions {
-            return Err(InferError::input(
-                item,
-                format!("its last token is at position {last}; this model has {} positions", e.max_positions),
-            ));
+        if !self.positions.is_sorted_by(|a, b| a < b) {
+            return Err(InferError::input(item, "its positions do not ascend"));
+        }
+        let last = match e.positions.map(|p| p.numbering) {
+            Some(Numbering::AfterPadding(_)) => self.ids.len() - 1,
+            _ => self.positions.last().map_or(self.ids.len() - 1, |p| *p as usize),
+        };
+        if last >= spec.max_tokens {
+            let limit = spec.max_tokens;
+            let detail = format!("its last token is at position {last}; this model has {limit} positions");
+            return Err(InferError::input(item, detail));
         }
         Ok(())
     }
@@ -99,6 +107,19 @@ impl PackedBatch {
             }
         }
         batch
+    }
+
+    /// The row of the position table that each token takes.
+    pub fn position_rows(&self, numbering: Numbering) -> Cow<'_, [u32]> {
+        let Numbering::AfterPadding(pad) = numbering else { return Cow::Borrowed(&self.positions) };
+        let rows = self.segments.iter().flat_map(|segment| {
+            self.ids[segment].iter().scan(pad, move |row, id| {
+                let padding = *id == pad;
+                *row += u32::from(!padding);
+                Some(if padding { pad } else { *row })
+            })
+        });
+        Cow::Owned(rows.collect())
     }
 }
 
@@ -134,6 +155,14 @@ mod tests {
         let batches = plan(&lengths, 1024);
         assert_eq!(batches, vec![vec![1], vec![3, 4], vec![0, 5, 2]]);
         assert!(plan(&[], 1024).is_empty());
+    }
+
+    #[test]
+    fn padding_ids_are_not_counted() {
+        let sequences = [Sequence::new(vec![5, 1, 7, 1, 9]), Sequence::new(vec![1, 4])];
+        let batch = PackedBatch::new(sequences.iter());
+        assert_eq!(*batch.position_rows(Numbering::AfterPadding(1)), [2, 1, 3, 1, 4, 1, 2]);
+        assert_eq!(*batch.position_rows(Numbering::Position), [0, 1, 2, 3, 4, 0, 1]);
     }
 
     #[test]

@@ -7,17 +7,56 @@ use serde_json::{Map, Value};
 
 use crate::error::{InferError, Result};
 
-/// The model families this version loads.
+/// The model families this version loads. Each has one file under `arch/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ModelArchitecture {
-    /// `bert`: post-norm encoder, learned positions or ALiBi (arXiv 1810.04805, 2108.12409).
+    /// Factorised embeddings and shared layers (arXiv 1909.11942).
+    Albert,
+    /// Post-norm encoder, learned positions or ALiBi (arXiv 1810.04805, 2108.12409); JinaBERT v2 under the same name.
     Bert,
+    /// Disentangled attention (arXiv 2006.03654).
+    Deberta,
+    /// Versions 2 and 3 of it (arXiv 2111.09543).
+    DebertaV2,
+    /// BERT distilled (arXiv 1910.01108).
+    DistilBert,
+    /// Discriminators and generators (arXiv 2003.10555).
+    Electra,
+    /// GTE, whose `model_type` is "new" (arXiv 2407.19669).
+    Gte,
+    /// Alternating local and global attention (arXiv 2412.13663).
+    ModernBert,
+    /// Learned positions and relative biases (arXiv 2004.09297).
+    Mpnet,
+    /// Rotary positions and SwiGLU (arXiv 2402.01613).
+    NomicBert,
+    /// RoBERTa, XLM-RoBERTa and CamemBERT (arXiv 1907.11692).
+    Roberta,
+    /// The encoders of T5 and mT5 (arXiv 1910.10683).
+    T5,
 }
 
 impl ModelArchitecture {
-    /// Every family, with its `model_type`.
-    pub const ALL: &[(&str, ModelArchitecture)] = &[("bert", ModelArchitecture::Bert)];
+    /// Every `model_type`, with its family.
+    pub const ALL: &[(&str, ModelArchitecture)] = &[
+        ("albert", ModelArchitecture::Albert),
+        ("bert", ModelArchitecture::Bert),
+        ("camembert", ModelArchitecture::Roberta),
+        ("deberta", ModelArchitecture::Deberta),
+        ("deberta-v2", ModelArchitecture::DebertaV2),
+        ("distilbert", ModelArchitecture::DistilBert),
+        ("electra", ModelArchitecture::Electra),
+        ("gte", ModelArchitecture::Gte),
+        ("modernbert", ModelArchitecture::ModernBert),
+        ("mpnet", ModelArchitecture::Mpnet),
+        ("mt5", ModelArchitecture::T5),
+        ("new", ModelArchitecture::Gte),
+        ("nomic_bert", ModelArchitecture::NomicBert),
+        ("roberta", ModelArchitecture::Roberta),
+        ("t5", ModelArchitecture::T5),
+        ("xlm-roberta", ModelArchitecture::Roberta),
+    ];
 }
 
 /// The settings of a checkpoint, as its `config.json` states them. The name is history: it describes any family.
@@ -98,6 +137,7 @@ impl BertConfig {
         // A key set to null means the same as an absent one.
         map.retain(|_, v| !v.is_null());
         let model_type = map["model_type"].clone();
+        crate::arch::normalise(model_type.as_str().unwrap_or_default(), map);
         let parsed: std::result::Result<Self, _> = serde_json::from_value(value);
         match parsed {
             Ok(config) => Ok(config),
@@ -117,9 +157,9 @@ impl BertConfig {
         architecture_of(&self.model_type)
     }
 
-    /// The longest input, in tokens with special tokens.
+    /// The longest input the model was made for, in tokens with special tokens.
     pub fn effective_max_seq_len(&self) -> usize {
-        self.max_position_embeddings
+        crate::arch::describe(self).map_or(self.max_position_embeddings, |(spec, _)| spec.trained_tokens)
     }
 
     /// Labels of a sequence classifier: `num_labels`, else the size of `id2label`, else 2 as in the reference.

@@ -24,7 +24,7 @@ pub fn fingerprint(model: &BertModel) -> Result<[u8; 32]> {
     };
     let sequences: Vec<Sequence> = LENGTHS
         .iter()
-        .map(|len| Sequence::new((0..(*len).min(e.max_positions)).map(|_| draw(e.vocab_size)).collect()))
+        .map(|len| Sequence::new((0..(*len).min(model.spec().max_tokens)).map(|_| draw(e.vocab_size)).collect()))
         .collect();
     let mut hash = Sha256::new();
     for encoded in model.encode(&sequences) {

@@ -1,7 +1,7 @@
 //! From token vectors to one vector a text: the modules of a sentence-transformers folder, loaded.
 
 use crate::error::{InferError, Result};
-use crate::gpu::{Activation, Buffer, Epilogue, GpuCompute, PoolingMode, Segments, Weight};
+use crate::gpu::{Activation, Buffer, Epilogue, GpuCompute, Norm, NormKind, PoolingMode, Segments, Weight};
 use crate::modules::Module;
 use crate::weights::{Checkpoint, Tensor};
 
@@ -149,12 +149,13 @@ impl Pooler {
                 }
                 (Step::Dense { weight, bias, activation }, Some(x)) => {
                     let mut out = compute.alloc(rows * weight.n())?;
-                    let epilogue = Epilogue { bias: bias.as_ref(), activation: *activation, residual: None };
+                    let epilogue = Epilogue { bias: bias.as_ref(), activation: *activation, ..Epilogue::NONE };
                     compute.matmul(&x, rows, weight, epilogue, &mut out)?;
                     out
                 }
                 (Step::LayerNorm { gamma, beta }, Some(mut x)) => {
-                    compute.layer_norm(&mut x, gamma, Some(beta), MODULE_EPS)?;
+                    let kind = NormKind::LayerNorm;
+                    compute.norm_rows(&mut x, Norm { kind, gamma, beta: Some(beta), eps: MODULE_EPS })?;
                     x
                 }
                 (Step::Normalize, Some(mut x)) => {

@@ -1,48 +1,114 @@
 //! The model families, one file each: config keys in, a [`ModelSpec`] and a [`TensorTable`] out. No backend here.
 
+mod albert;
 mod bert;
+mod deberta;
+mod deberta_v2;
+mod distilbert;
+mod electra;
+mod gte;
+mod jina;
+mod keys;
+mod modernbert;
+mod mpnet;
+mod nomic;
+mod recognise;
+mod relative;
+mod roberta;
+mod rope;
 mod spec;
+mod t5;
 mod table;
+mod words;
 
-pub use spec::{AttentionSpec, EmbeddingSpec, FeedForwardSpec, HeadSpec, ModelSpec, NormSpec, PositionSpec};
+pub use relative::DistanceMap;
+pub use rope::{DynamicNtk, RopeSpec};
+pub use spec::{
+    AttentionSpec, BucketSpec, ConvolutionSpec, DisentangledSpec, EmbeddingSpec, FeedForwardSpec, HeadSpec, LayerSpec,
+    LearnedPositions, ModelSpec, NormPlace, NormSpec, Numbering, QkNorm, ScorePositions,
+};
 pub use table::{LoadReport, TensorTable, Tensors};
 
 use crate::config::{BertConfig, ModelArchitecture};
-use crate::error::{InferError, Result};
-use crate::gpu::Activation;
+use crate::error::Result;
+use crate::weights::Checkpoint;
+
+/// Which head a model is loaded with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum HeadChoice {
+    /// The sequence classifier where `architectures` names one, else none: token vectors.
+    #[default]
+    Configured,
+    /// The masked language model's, which scores every vocabulary entry for each token.
+    MaskedLm,
+}
 
 /// The description of a configuration, and the tensors it needs.
 ///
 /// # Errors
 /// A configuration that contradicts itself or asks for mathematics this version does not have.
 pub fn describe(config: &BertConfig) -> Result<(ModelSpec, TensorTable)> {
-    match config.architecture()? {
-        ModelArchitecture::Bert => bert::describe(config),
+    describe_with(config, HeadChoice::Configured)
+}
+
+/// As [`describe`], with a given head.
+///
+/// # Errors
+/// As [`describe`]; and a family that has no such head.
+pub fn describe_with(config: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, TensorTable)> {
+    let family = match config.architecture()? {
+        ModelArchitecture::Albert => albert::describe,
+        ModelArchitecture::Bert if jina::is_jina(config) => jina::describe,
+        ModelArchitecture::Bert => bert::describe,
+        ModelArchitecture::Deberta => deberta::describe,
+        ModelArchitecture::DebertaV2 => deberta_v2::describe,
+        ModelArchitecture::DistilBert => distilbert::describe,
+        ModelArchitecture::Electra => electra::describe,
+        ModelArchitecture::Gte => gte::describe,
+        ModelArchitecture::ModernBert => modernbert::describe,
+        ModelArchitecture::Mpnet => mpnet::describe,
+        ModelArchitecture::NomicBert => nomic::describe,
+        ModelArchitecture::Roberta => roberta::describe,
+        ModelArchitecture::T5 => t5::describe,
+    };
+    family(config, head)
+}
+
+/// Gives the keys of a config.json the names this crate uses, and the family's values for those that are absent.
+pub(crate) fn normalise(model_type: &str, map: &mut serde_json::Map<String, serde_json::Value>) {
+    let Some((_, architecture)) = ModelArchitecture::ALL.iter().find(|(name, _)| *name == model_type) else { return };
+    let (aliases, defaults): (&[(&str, &str)], serde_json::Value) = match architecture {
+        ModelArchitecture::Albert => (&[], albert::defaults()),
+        ModelArchitecture::Bert => (&[], bert::defaults()),
+        ModelArchitecture::Deberta | ModelArchitecture::DebertaV2 => (&[], deberta::defaults()),
+        ModelArchitecture::DistilBert => (distilbert::ALIASES, distilbert::defaults()),
+        ModelArchitecture::Electra => (&[], electra::defaults()),
+        ModelArchitecture::Gte => (&[], gte::defaults()),
+        ModelArchitecture::ModernBert => (modernbert::ALIASES, modernbert::defaults()),
+        ModelArchitecture::Mpnet => (&[], mpnet::defaults()),
+        ModelArchitecture::NomicBert => (nomic::ALIASES, nomic::defaults()),
+        ModelArchitecture::Roberta => (&[], roberta::defaults()),
+        ModelArchitecture::T5 => (t5::ALIASES, t5::defaults()),
+    };
+    for (theirs, ours) in aliases {
+        // The family's own key is the stronger, where both stand.
+        if let Some(value) = map.get(*theirs).cloned() {
+            map.insert((*ours).to_string(), value);
+        }
+    }
+    for (key, value) in defaults.as_object().into_iter().flatten() {
+        map.entry(key.clone()).or_insert_with(|| value.clone());
     }
 }
 
-fn unsupported(key: &str, found: impl ToString, expected: &str) -> InferError {
-    InferError::ModelIncompatible { key: key.to_string(), expected: expected.to_string(), found: found.to_string() }
-}
-
-/// A size that has to be at least one.
-fn positive(key: &str, value: usize) -> Result<usize> {
-    if value == 0 { Err(unsupported(key, value, "at least 1")) } else { Ok(value) }
-}
-
-/// The activation a config key names; `gelu` is the erf form, `gelu_new` and its synonyms the tanh form.
-fn activation(key: &str, name: &str) -> Result<Activation> {
-    Ok(match name {
-        "gelu" | "gelu_python" => Activation::GeluErf,
-        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" | "gelu_python_tanh" => Activation::GeluTanh,
-        "relu" => Activation::Relu,
-        "silu" | "swish" => Activation::Silu,
-        "tanh" => Activation::Tanh,
-        "sigmoid" => Activation::Sigmoid,
-        "linear" => Activation::Identity,
-        other => {
-            let known = "gelu, gelu_new, gelu_pytorch_tanh, gelu_fast, relu, silu, swish, tanh, sigmoid, linear";
-            return Err(unsupported(key, format!("\"{other}\""), known));
-        }
-    })
+/// Adds to a configuration what only its checkpoint tells.
+pub(crate) fn complete(config: &mut BertConfig, checkpoint: &Checkpoint) -> Result<()> {
+    match config.architecture()? {
+        ModelArchitecture::Bert if jina::is_jina(config) => jina::complete(config, checkpoint),
+        ModelArchitecture::Deberta | ModelArchitecture::DebertaV2 => deberta::complete(config, checkpoint),
+        ModelArchitecture::NomicBert => nomic::complete(config, checkpoint),
+        ModelArchitecture::Gte => gte::complete(config, checkpoint),
+        _ => {}
+    }
+    Ok(())
 }

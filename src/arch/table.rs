@@ -1,13 +1,17 @@
 //! Which tensors a model is made of: internal names, names in the file, shapes; and what remains of a checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
+use super::recognise::family_of;
 use crate::error::{InferError, Result};
 use crate::weights::{Checkpoint, Tensor};
 
 /// The tensors of one model.
 #[derive(Debug, Clone)]
 pub struct TensorTable {
+    /// The family whose names these are.
+    pub(super) family: &'static str,
     /// Prefixes under which the body's names may stand; the first that holds `anchor` counts.
     pub(super) prefixes: &'static [&'static str],
     /// A body tensor every checkpoint of the family has.
@@ -22,38 +26,166 @@ pub struct TensorTable {
 #[derive(Debug, Clone)]
 pub(super) struct Row {
     pub internal: String,
-    /// Names in the file, without prefix; the first that exists is taken.
-    pub names: Vec<String>,
+    /// Names in the file; the first that exists is taken.
+    pub names: Vec<Name>,
+    /// The shape in the file.
     pub shape: Vec<usize>,
+    pub edit: Edit,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct Name {
+    pub text: String,
     /// Whether the name takes the body's prefix.
     pub prefixed: bool,
 }
 
+/// What is done to a tensor on the way from the file to the model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Edit {
+    /// Nothing.
+    None,
+    /// These rows of it.
+    Rows(Range<usize>),
+    /// Rows lie head by head, `of` parts in each head: part `part` of every head, [heads * dim, k].
+    PartOfHeads { heads: usize, part: usize, of: usize },
+    /// A convolution's kernel [out, in / groups, taps] as a matrix over unfolded rows, [out, taps * in].
+    Unfolded { groups: usize },
+}
+
+impl Edit {
+    fn apply(&self, t: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::None => Ok(t.clone()),
+            Self::Rows(rows) => t.rows(rows.clone()),
+            Self::PartOfHeads { heads, part, of } => {
+                let (rows, k) = (t.shape()[0], t.shape()[1]);
+                let dim = rows / heads / of;
+                t.rearranged(&[heads * dim, k], |i| {
+                    let (row, column) = (i / k, i % k);
+                    Some(((row / dim * of + part) * dim + row % dim) * k + column)
+                })
+            }
+            Self::Unfolded { groups } => {
+                let (out, within, taps) = (t.shape()[0], t.shape()[1], t.shape()[2]);
+                let input = within * groups;
+                t.rearranged(&[out, taps * input], |i| {
+                    let (o, tap, from) = (i / (taps * input), i / input % taps, i % input);
+                    let group = o / (out / groups);
+                    (from / within == group).then(|| (o * within + from % within) * taps + tap)
+                })
+            }
+        }
+    }
+}
+
+impl Row {
+    /// Another name the tensor may have, with the body's prefix.
+    pub fn or(&mut self, name: impl Into<String>) -> &mut Self {
+        self.names.push(Name { text: name.into(), prefixed: true });
+        self
+    }
+
+    /// Another name the tensor may have, without a prefix.
+    pub fn or_bare(&mut self, name: impl Into<String>) -> &mut Self {
+        self.names.push(Name { text: name.into(), prefixed: false });
+        self
+    }
+
+    /// The names so far stand outside the body: they take no prefix.
+    pub fn bare(&mut self) -> &mut Self {
+        self.make_bare();
+        self
+    }
+
+    fn make_bare(&mut self) {
+        self.names.iter_mut().for_each(|n| n.prefixed = false);
+    }
+
+    pub fn edit(&mut self, edit: Edit) -> &mut Self {
+        self.edit = edit;
+        self
+    }
+}
+
+/// Whether a linear layer or norm has a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Bias {
+    Yes,
+    No,
+}
+
+impl From<bool> for Bias {
+    fn from(yes: bool) -> Self {
+        if yes { Self::Yes } else { Self::No }
+    }
+}
+
 impl TensorTable {
-    pub(super) fn add(&mut self, internal: impl Into<String>, name: &str, shape: &[usize]) {
+    pub(super) fn new(family: &'static str, prefixes: &'static [&'static str], anchor: &'static str) -> Self {
+        Self { family, prefixes, anchor, rows: Vec::new(), ignored: Vec::new() }
+    }
+
+    pub(super) fn add(&mut self, internal: impl Into<String>, name: impl Into<String>, shape: &[usize]) -> &mut Row {
+        let name = name.into();
         // Checkpoints from before 2019 call a LayerNorm's parameters gamma and beta.
         let old = name.strip_suffix("LayerNorm.weight").map(|stem| format!("{stem}LayerNorm.gamma"));
         let old = old.or_else(|| name.strip_suffix("LayerNorm.bias").map(|stem| format!("{stem}LayerNorm.beta")));
-        let names = std::iter::once(name.to_string()).chain(old).collect();
-        self.rows.push(Row { internal: internal.into(), names, shape: shape.to_vec(), prefixed: true });
+        let names = std::iter::once(name).chain(old).map(|text| Name { text, prefixed: true }).collect();
+        let row = Row { internal: internal.into(), names, shape: shape.to_vec(), edit: Edit::None };
+        self.rows.push(row);
+        let last = self.rows.len() - 1;
+        &mut self.rows[last]
     }
 
-    /// `internal.weight` [n, k] and `internal.bias` [n].
-    pub(super) fn add_linear(&mut self, internal: &str, name: &str, n: usize, k: usize) {
-        self.add(format!("{internal}.weight"), &format!("{name}.weight"), &[n, k]);
-        self.add(format!("{internal}.bias"), &format!("{name}.bias"), &[n]);
+    /// `internal.weight` [n, k] and, where there is one, `internal.bias` [n].
+    pub(super) fn linear(&mut self, internal: &str, name: &str, (n, k): (usize, usize), bias: impl Into<Bias>) {
+        self.add(format!("{internal}.weight"), format!("{name}.weight"), &[n, k]);
+        if bias.into() == Bias::Yes {
+            self.add(format!("{internal}.bias"), format!("{name}.bias"), &[n]);
+        }
     }
 
-    /// `internal.weight` and `internal.bias`, [n] each.
-    pub(super) fn add_norm(&mut self, internal: &str, name: &str, n: usize) {
-        self.add(format!("{internal}.weight"), &format!("{name}.weight"), &[n]);
-        self.add(format!("{internal}.bias"), &format!("{name}.bias"), &[n]);
+    /// As [`linear`](Self::linear), for layers outside the body, whose names take no prefix.
+    pub(super) fn bare_linear(&mut self, internal: &str, name: &str, shape: (usize, usize), bias: impl Into<Bias>) {
+        let first = self.rows.len();
+        self.linear(internal, name, shape, bias);
+        self.rows[first..].iter_mut().for_each(Row::make_bare);
     }
 
-    /// The rows added last, `count` of them, stand outside the body: their names take no prefix.
-    pub(super) fn last_without_prefix(&mut self, count: usize) {
-        let first = self.rows.len() - count;
-        self.rows[first..].iter_mut().for_each(|r| r.prefixed = false);
+    /// Rows `rows` of a fused linear layer [n, k].
+    pub(super) fn part(
+        &mut self,
+        internal: &str,
+        name: &str,
+        (n, k): (usize, usize),
+        rows: Range<usize>,
+        bias: impl Into<Bias>,
+    ) {
+        self.add(format!("{internal}.weight"), format!("{name}.weight"), &[n, k]).edit(Edit::Rows(rows.clone()));
+        if bias.into() == Bias::Yes {
+            self.add(format!("{internal}.bias"), format!("{name}.bias"), &[n]).edit(Edit::Rows(rows));
+        }
+    }
+
+    /// `internal.weight` and, where there is one, `internal.bias`, [n] each.
+    pub(super) fn norm(&mut self, internal: &str, name: &str, n: usize, bias: impl Into<Bias>) {
+        self.add(format!("{internal}.weight"), format!("{name}.weight"), &[n]);
+        if bias.into() == Bias::Yes {
+            self.add(format!("{internal}.bias"), format!("{name}.bias"), &[n]);
+        }
+    }
+
+    /// As [`norm`](Self::norm), outside the body.
+    pub(super) fn bare_norm(&mut self, internal: &str, name: &str, n: usize, bias: impl Into<Bias>) {
+        let first = self.rows.len();
+        self.norm(internal, name, n, bias);
+        self.rows[first..].iter_mut().for_each(Row::make_bare);
+    }
+
+    /// Names that may be in the file and are not used.
+    pub(super) fn ignore(&mut self, patterns: &[&'static str]) {
+        self.ignored.extend(patterns);
     }
 
     /// Finds every tensor, checks its shape, and accounts for every name in the file.
@@ -62,14 +194,16 @@ impl TensorTable {
     /// A tensor that is missing, has another shape, or that nobody asked for.
     pub fn resolve(&self, checkpoint: &Checkpoint) -> Result<Tensors> {
         let holds = |prefix: &&&str| checkpoint.get(&format!("{prefix}{}", self.anchor)).is_some();
-        let prefix = *self.prefixes.iter().find(holds).unwrap_or(&self.prefixes[0]);
+        let prefix = match self.prefixes.iter().find(holds) {
+            Some(prefix) => prefix,
+            None => return Err(self.foreign(checkpoint)),
+        };
+        let full = |n: &Name| if n.prefixed { format!("{prefix}{}", n.text) } else { n.text.clone() };
         let mut found = BTreeMap::new();
         let mut used = BTreeSet::new();
         for row in &self.rows {
-            let full = |name: &String| if row.prefixed { format!("{prefix}{name}") } else { name.clone() };
-            let tensor = row.names.iter().find_map(|n| checkpoint.get(&full(n)));
-            let Some(tensor) = tensor else {
-                return Err(self.missing(checkpoint, &full(&row.names[0]), &row.shape));
+            let Some(tensor) = row.names.iter().find_map(|n| checkpoint.get(&full(n))) else {
+                return Err(missing(checkpoint, &full(&row.names[0]), &row.shape));
             };
             tensor.dtype()?;
             if tensor.shape() != row.shape {
@@ -81,7 +215,7 @@ impl TensorTable {
                 });
             }
             used.insert(tensor.name().to_string());
-            found.insert(row.internal.clone(), tensor.clone());
+            found.insert(row.internal.clone(), (tensor.clone(), row.edit.clone()));
         }
         let mut ignored = Vec::new();
         for name in checkpoint.names().filter(|n| !used.contains(*n)) {
@@ -100,13 +234,19 @@ impl TensorTable {
         Ok(Tensors { found, report: LoadReport { used, ignored, bytes: checkpoint.total_bytes() } })
     }
 
-    fn missing(&self, checkpoint: &Checkpoint, name: &str, shape: &[usize]) -> InferError {
-        let some: Vec<_> = checkpoint.names().take(3).collect();
-        InferError::TensorError {
-            file: checkpoint.files().next().unwrap_or(std::path::Path::new("")).to_path_buf(),
-            tensor: name.to_string(),
-            expected: format!("shape {shape:?}"),
-            found: format!("no such tensor; the checkpoint has {}, ...", some.join(", ")),
+    /// The error for a checkpoint without this family's anchor.
+    fn foreign(&self, checkpoint: &Checkpoint) -> InferError {
+        let anchor = format!("{}{}", self.prefixes[0], self.anchor);
+        match family_of(checkpoint) {
+            Some(other) if other != self.family => InferError::ModelIncompatible {
+                key: "model_type".to_string(),
+                expected: format!("\"{other}\", whose tensors the checkpoint holds"),
+                found: format!("\"{}\"", self.family),
+            },
+            _ => {
+                let shape = self.rows.iter().find(|r| r.names.iter().any(|n| n.text == self.anchor));
+                missing(checkpoint, &anchor, shape.map_or(&[], |r| &r.shape))
+            }
         }
     }
 
@@ -116,6 +256,16 @@ impl TensorTable {
             Some(stem) => name.starts_with(stem) || bare.starts_with(stem),
             None => name == *pattern || bare == *pattern,
         })
+    }
+}
+
+fn missing(checkpoint: &Checkpoint, name: &str, shape: &[usize]) -> InferError {
+    let some: Vec<_> = checkpoint.names().take(3).collect();
+    InferError::TensorError {
+        file: checkpoint.files().next().unwrap_or(std::path::Path::new("")).to_path_buf(),
+        tensor: name.to_string(),
+        expected: format!("shape {shape:?}"),
+        found: format!("no such tensor; the checkpoint has {}, ...", some.join(", ")),
     }
 }
 
@@ -132,19 +282,25 @@ pub struct LoadReport {
 
 /// The tensors of a model, by internal name.
 pub struct Tensors {
-    found: BTreeMap<String, Tensor>,
+    found: BTreeMap<String, (Tensor, Edit)>,
     /// What was used and ignored.
     pub report: LoadReport,
 }
 
 impl Tensors {
-    /// The tensor of an internal name of the table.
+    /// The tensor of an internal name of the table, as the model uses it.
     ///
     /// # Errors
     /// When the table has no such row: a contradiction between a family's spec and its table.
-    pub fn get(&self, internal: &str) -> Result<&Tensor> {
-        self.found
-            .get(internal)
-            .ok_or_else(|| InferError::InvalidArgument(format!("the tensor table has no row `{internal}`")))
+    pub fn get(&self, internal: &str) -> Result<Tensor> {
+        match self.found.get(internal) {
+            Some((tensor, edit)) => edit.apply(tensor),
+            None => Err(InferError::InvalidArgument(format!("the tensor table has no row `{internal}`"))),
+        }
+    }
+
+    /// Whether the table has such a row.
+    pub fn has(&self, internal: &str) -> bool {
+        self.found.contains_key(internal)
     }
 }

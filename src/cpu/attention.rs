@@ -1,18 +1,20 @@
 //! Self-attention over packed sequences, one (sequence, head) pair a task.
 //!
 //! ```text
-//! s_ij = q_i . k_j                       one GEMM element: the chain over head_dim
-//! p_ij = softmax_j(fma(s_ij, scale, b_ij))
-//! o_i  = sum_j p_ij v_j                  one GEMM element: the chain over keys, cut at 512
+//! s_ij = q_i . k_j (+ disentangled terms)      GEMM elements: chains over head_dim
+//! p_ij = softmax_j(fma(s_ij, scale, b_ij))     over the keys of i's window; +0 for the others
+//! o_i  = +0 + sum_j p_ij v_j                   the chain over keys, cut at multiples of 512
 //! ```
+//! A key outside the window weighs +0, which changes no sum: such keys are left out where whole groups of them are.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::packed::Output;
-use super::simd::PANEL;
-use super::table::{Kernels, Matrix};
+use super::scores::{Shape, Terms};
+use super::simd::{PANEL, VIRTUAL_LANES};
+use super::table::{Kernels, Matrix, Multiply};
 
 /// Query rows whose scores are held at once.
 const QUERY_BLOCK: usize = 96;
@@ -32,32 +34,6 @@ impl<'a> View<'a> {
     }
 }
 
-/// What the kernels need of an `AttentionShape`, resolved to host slices.
-pub(super) struct Shape<'a> {
-    pub heads: usize,
-    pub kv_heads: usize,
-    pub head_dim: usize,
-    pub scale: f32,
-    /// Slope of each head and position of each row.
-    pub alibi: Option<(&'a [f32], &'a [u32])>,
-}
-
-impl Shape<'_> {
-    /// The first column of the key and value head that serves `head`.
-    pub fn kv_column(&self, head: usize) -> usize {
-        head / (self.heads / self.kv_heads) * self.head_dim
-    }
-
-    /// -slope * |i - j| for query row `query` against the rows `keys`; `None` without ALiBi.
-    fn bias<'b>(&self, head: usize, query: usize, keys: &Range<usize>, out: &'b mut Vec<f32>) -> Option<&'b [f32]> {
-        let (slopes, positions) = self.alibi?;
-        let (slope, at) = (slopes[head], positions[query]);
-        out.clear();
-        out.extend(positions[keys.clone()].iter().map(|p| -(slope * p.abs_diff(at) as f32)));
-        Some(out)
-    }
-}
-
 /// Panels of K^T: `[key / 16][feature][key % 16]`, missing keys zero.
 pub(super) fn pack_keys(k: Matrix, keys: usize, head_dim: usize, out: &mut Vec<f32>) {
     out.clear();
@@ -73,7 +49,7 @@ pub(super) fn pack_keys(k: Matrix, keys: usize, head_dim: usize, out: &mut Vec<f
 }
 
 /// Panels of V: `[feature / 16][key][feature % 16]`, missing features zero.
-pub(super) fn pack_values(v: Matrix, keys: usize, head_dim: usize, out: &mut Vec<f32>) {
+fn pack_values(v: Matrix, keys: usize, head_dim: usize, out: &mut Vec<f32>) {
     out.clear();
     out.resize(head_dim.div_ceil(PANEL) * keys * PANEL, 0.0);
     for (p, panel) in out.chunks_exact_mut(keys * PANEL).enumerate() {
@@ -84,18 +60,55 @@ pub(super) fn pack_values(v: Matrix, keys: usize, head_dim: usize, out: &mut Vec
     }
 }
 
-/// Softmax of the score rows `queries` (rows of the batch) against `keys`; `scores` is [queries, keys].
-pub(super) fn softmax_rows(
+/// Products `a[rows, dim] . keys` into `scores` [rows, n], for keys packed by [`pack_keys`].
+pub(super) fn dot_keys(kernels: &Kernels, rows: usize, dim: usize, n: usize, a: Matrix, keys: &[f32], out: &mut [f32]) {
+    assert!(out.len() >= rows * n, "dot_keys: the output is {} long", out.len());
+    let product = Multiply {
+        rows,
+        n,
+        k: 0..dim,
+        a,
+        b: keys,
+        panel_stride: dim * PANEL,
+        c: out.as_mut_ptr(),
+        ldc: n,
+        accumulate: false,
+    };
+    // SAFETY: `out` holds the rows and is borrowed exclusively.
+    unsafe { kernels.multiply(&product) }
+}
+
+/// `out[i] = +0 + sum_j p[i][j] v_j` over the keys `keys` of a sequence of `len`, `out` being rows `ldc` apart.
+///
+/// # Safety
+/// This thread alone writes the `dim` columns at `out` of each row.
+#[allow(clippy::too_many_arguments)] // the shape of a matrix product
+unsafe fn weigh_values(
     kernels: &Kernels,
-    shape: &Shape,
-    head: usize,
-    queries: Range<usize>,
-    keys: &Range<usize>,
-    scores: &mut [f32],
+    rows: usize,
+    dim: usize,
+    len: usize,
+    keys: Range<usize>,
+    p: Matrix,
+    values: &[f32],
+    (out, ldc): (*mut f32, usize),
 ) {
-    let mut bias = Vec::new();
-    for (row, query) in scores.chunks_exact_mut(keys.len()).zip(queries) {
-        kernels.softmax(row, shape.scale, shape.bias(head, query, keys, &mut bias));
+    // SAFETY: forwarded.
+    unsafe {
+        for r in 0..rows {
+            std::slice::from_raw_parts_mut(out.add(r * ldc), dim).fill(0.0);
+        }
+        kernels.multiply(&Multiply {
+            rows,
+            n: dim,
+            k: keys.clone(),
+            a: p,
+            b: &values[keys.start * PANEL..],
+            panel_stride: len * PANEL,
+            c: out,
+            ldc,
+            accumulate: true,
+        });
     }
 }
 
@@ -104,10 +117,49 @@ struct Scratch {
     keys: Vec<f32>,
     values: Vec<f32>,
     scores: Vec<f32>,
+    terms: Terms,
 }
 
 thread_local! {
     static SCRATCH: std::cell::RefCell<Scratch> = std::cell::RefCell::default();
+}
+
+/// The scores of one head: `out` [len, len] for the rows of `segment`.
+pub(super) fn head_scores(
+    kernels: &Kernels,
+    shape: &Shape,
+    head: usize,
+    segment: &Range<usize>,
+    (q, k): (View, View),
+    out: &mut [f32],
+) {
+    let (len, dim) = (segment.len(), shape.head_dim);
+    let (q, k) = (q.at(segment.start, head * dim), k.at(segment.start, shape.kv_column(head)));
+    SCRATCH.with_borrow_mut(|s| {
+        pack_keys(k, len, dim, &mut s.keys);
+        dot_keys(kernels, len, dim, len, q, &s.keys, out);
+        s.terms.prepare(kernels, shape, head, segment, k);
+        s.terms.add(kernels, shape, segment, 0..len, 0..len, q, out);
+    });
+}
+
+/// The values of one head weighed by `p` [len, len], into `out` at the segment's first row and the head's column.
+pub(super) fn head_values(
+    kernels: &Kernels,
+    shape: &Shape,
+    head: usize,
+    segment: &Range<usize>,
+    (p, v): (&[f32], View),
+    out: &mut [f32],
+) {
+    let (len, dim, width) = (segment.len(), shape.head_dim, shape.heads * shape.head_dim);
+    assert!(out.len() >= (len - 1) * width + dim, "head_values: the output is {} long", out.len());
+    SCRATCH.with_borrow_mut(|s| {
+        pack_values(v.at(segment.start, shape.kv_column(head)), len, dim, &mut s.values);
+        let p = Matrix { data: p, stride: len };
+        // SAFETY: `out` is borrowed exclusively and holds the rows.
+        unsafe { weigh_values(kernels, len, dim, len, 0..len, p, &s.values, (out.as_mut_ptr(), width)) };
+    });
 }
 
 /// The fused operation: attention of every sequence and head into `out`, [rows, heads * head_dim].
@@ -115,7 +167,7 @@ pub(super) fn run(
     kernels: &Kernels,
     shape: &Shape,
     segments: &[Range<usize>],
-    (q, k, v): (View, View, View),
+    views: (View, View, View),
     out: &mut [f32],
 ) {
     let width = shape.heads * shape.head_dim;
@@ -123,33 +175,51 @@ pub(super) fn run(
     let output = Output::new(out);
     let task = |i: usize| {
         let (segment, head) = (&segments[i / shape.heads], i % shape.heads);
-        if segment.is_empty() {
-            return;
+        if !segment.is_empty() {
+            // SAFETY: this task alone writes the columns of its head in the rows of its sequence, which lie inside
+            // `out` by the assertion above.
+            SCRATCH.with_borrow_mut(|s| unsafe { one_head(kernels, shape, head, segment, views, output, s) });
         }
-        SCRATCH.with_borrow_mut(|s| {
-            let (len, dim) = (segment.len(), shape.head_dim);
-            pack_keys(k.at(segment.start, shape.kv_column(head)), len, dim, &mut s.keys);
-            pack_values(v.at(segment.start, shape.kv_column(head)), len, dim, &mut s.values);
-            for first in (0..len).step_by(QUERY_BLOCK) {
-                let rows = QUERY_BLOCK.min(len - first);
-                let query = segment.start + first;
-                s.scores.resize(rows * len, 0.0);
-                kernels.multiply(rows, dim, len, q.at(query, head * dim), &s.keys, &mut s.scores, len);
-                softmax_rows(kernels, shape, head, query..query + rows, segment, &mut s.scores[..rows * len]);
-                let probabilities = Matrix { data: &s.scores, stride: len };
-                // SAFETY: this task alone writes the columns of its head in the rows of its sequence, which lie
-                // inside `out` by the assertion above.
-                unsafe {
-                    let c = output.at(query * width + head * dim);
-                    kernels.multiply_raw(rows, len, dim, probabilities, &s.values, c, width);
-                }
-            }
-        });
     };
     let tasks = segments.len() * shape.heads;
     if rayon::current_num_threads() == 1 {
         (0..tasks).for_each(task);
     } else {
         (0..tasks).into_par_iter().for_each(task);
+    }
+}
+
+/// # Safety
+/// The caller alone writes the head's columns in the segment's rows of `output`, which holds them.
+unsafe fn one_head(
+    kernels: &Kernels,
+    shape: &Shape,
+    head: usize,
+    segment: &Range<usize>,
+    (q, k, v): (View, View, View),
+    output: Output,
+    s: &mut Scratch,
+) {
+    let (len, dim, width) = (segment.len(), shape.head_dim, shape.heads * shape.head_dim);
+    let column = shape.kv_column(head);
+    let keys = k.at(segment.start, column);
+    pack_keys(keys, len, dim, &mut s.keys);
+    pack_values(v.at(segment.start, column), len, dim, &mut s.values);
+    s.terms.prepare(kernels, shape, head, segment, keys);
+    for first in (0..len).step_by(QUERY_BLOCK) {
+        let queries = first..len.min(first + QUERY_BLOCK);
+        let rows = queries.len();
+        let seen = shape.seen(segment, &queries);
+        let seen = seen.start / VIRTUAL_LANES * VIRTUAL_LANES..seen.end;
+        s.scores.resize(rows * seen.len(), 0.0);
+        let query = q.at(segment.start + first, head * dim);
+        let packed = &s.keys[seen.start * dim..];
+        dot_keys(kernels, rows, dim, seen.len(), query, packed, &mut s.scores);
+        s.terms.add(kernels, shape, segment, queries.clone(), seen.clone(), query, &mut s.scores);
+        shape.softmax_rows(kernels, head, segment, queries, seen.clone(), &mut s.scores);
+        let p = Matrix { data: &s.scores, stride: seen.len() };
+        let out = output.at((segment.start + first) * width + head * dim);
+        // SAFETY: forwarded.
+        unsafe { weigh_values(kernels, rows, dim, len, seen, p, &s.values, (out, width)) };
     }
 }

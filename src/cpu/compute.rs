@@ -8,12 +8,13 @@ use rayon::prelude::*;
 use super::attention::{self, View};
 use super::memory::{Pool, PooledBuf};
 use super::packed::{self, PackedMatrix, Product};
-use super::table::{Kernels, Matrix};
+use super::scores::{Bias, Shape};
+use super::table::Kernels;
 use super::{dispatch, pooling};
 use crate::error::{InferError, Result};
 use crate::gpu::{
-    Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer,
-    PoolingMode, Rope, RopeLayout, Segments, Table, Weight,
+    Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer, Norm,
+    NormKind, PoolingMode, Rope, RopeLayout, ScoreBias, Segments, Slices, Table, Weight,
 };
 use crate::weights::Tensor;
 
@@ -81,24 +82,30 @@ impl CpuCompute {
         Self { kernels, pool: Arc::default() }
     }
 
-    fn shape<'a>(&self, s: &AttentionShape<'a>) -> Result<(attention::Shape<'a>, Vec<Range<usize>>)> {
+    fn shape<'a>(&self, s: &AttentionShape<'a>) -> Result<(Shape<'a>, Vec<Range<usize>>)> {
         if s.head_dim == 0 || s.heads == 0 || s.kv_heads == 0 || !s.heads.is_multiple_of(s.kv_heads) {
             return Err(InferError::InvalidArgument(format!(
                 "attention: {} query heads of {} features cannot share {} key heads",
                 s.heads, s.head_dim, s.kv_heads
             )));
         }
-        let alibi = match &s.alibi {
-            None => None,
-            Some(a) => {
-                expect("attention", "the slopes", a.slopes.len(), s.heads)?;
-                expect("attention", "the positions", a.positions.len(), s.segments.total())?;
-                Some((host(a.slopes)?, indices(a.positions)?))
-            }
+        expect("attention", "the positions", s.positions.len(), s.segments.total())?;
+        let positions = indices(s.positions)?;
+        let segments: Vec<Range<usize>> = s.segments.iter().collect();
+        if segments.iter().any(|r| !positions[r.clone()].is_sorted_by(|a, b| a < b)) {
+            return Err(InferError::InvalidArgument("attention: positions do not ascend in a sequence".to_string()));
+        }
+        let shape = Shape {
+            heads: s.heads,
+            kv_heads: s.kv_heads,
+            head_dim: s.head_dim,
+            scale: s.scale,
+            positions,
+            bias: bias(s)?,
+            window: s.window,
+            softcap: s.softcap,
         };
-        let shape =
-            attention::Shape { heads: s.heads, kv_heads: s.kv_heads, head_dim: s.head_dim, scale: s.scale, alibi };
-        Ok((shape, s.segments.iter().collect()))
+        Ok((shape, segments))
     }
 
     /// The view of `heads` heads over all rows of the batch, checked.
@@ -111,6 +118,42 @@ impl CpuCompute {
         expect("attention", what, c.buffer.len(), rows.saturating_sub(1) * c.stride + if rows == 0 { 0 } else { end })?;
         Ok(View { data: host(c.buffer)?, first: c.first, stride: c.stride })
     }
+}
+
+/// The score bias over host slices, checked.
+fn bias<'a>(s: &AttentionShape<'a>) -> Result<Bias<'a>> {
+    let span = |reach: usize| reach.checked_mul(2).and_then(|r| r.checked_add(1)).unwrap_or(usize::MAX);
+    Ok(match s.bias {
+        ScoreBias::None => Bias::None,
+        ScoreBias::Alibi { slopes } => {
+            expect("attention", "the slopes", slopes.len(), s.heads)?;
+            Bias::Alibi(host(slopes)?)
+        }
+        ScoreBias::Distance { table, reach } => {
+            expect("attention", "the distance table", table.len(), s.heads.saturating_mul(span(reach)))?;
+            Bias::Distance { table: host(table)?, reach }
+        }
+        ScoreBias::Disentangled(d) => {
+            expect("attention", "the map of distances", d.map.len(), span(d.reach))?;
+            let map = indices(d.map)?;
+            if !map[..span(d.reach)].is_sorted() {
+                return Err(InferError::InvalidArgument("attention: the map of distances descends".to_string()));
+            }
+            let table = |t: Option<&'a Buffer>| match t {
+                Some(t) => {
+                    expect("attention", "a position table", t.len(), d.map.bound() * s.heads * s.head_dim)?;
+                    host(t).map(Some)
+                }
+                None => Ok(None),
+            };
+            Bias::Disentangled {
+                map,
+                reach: d.reach,
+                keys: table(d.position_keys)?,
+                queries: table(d.position_queries)?,
+            }
+        }
+    })
 }
 
 impl GpuCompute for CpuCompute {
@@ -204,8 +247,10 @@ impl GpuCompute for CpuCompute {
         if let Some(bias) = e.bias {
             expect("matmul", "the bias", bias.len(), n)?;
         }
-        if let Some(residual) = e.residual {
-            expect("matmul", "the residual", residual.len(), rows * n)?;
+        for (what, operand) in [("the factor", e.factor), ("the residual", e.residual)] {
+            if let Some(operand) = operand {
+                expect("matmul", what, operand.len(), rows * n)?;
+            }
         }
         let product = Product {
             rows,
@@ -213,6 +258,7 @@ impl GpuCompute for CpuCompute {
             weight: weight.storage::<PackedMatrix>()?,
             bias: e.bias.map(host).transpose()?,
             activation: e.activation,
+            factor: e.factor.map(host).transpose()?,
             residual: e.residual.map(host).transpose()?,
         };
         packed::run(self.kernels, &product, host_mut(out)?);
@@ -224,14 +270,11 @@ impl GpuCompute for CpuCompute {
         let (shape, segments) = self.shape(s)?;
         let (q, k) = (self.view("the query", q, s.heads, s)?, self.view("the key", k, s.kv_heads, s)?);
         let mut rest = host_mut(scores)?;
-        let mut keys = Vec::new();
         for segment in segments.iter().filter(|r| !r.is_empty()) {
             for head in 0..s.heads {
                 let (part, tail) = rest.split_at_mut(segment.len() * segment.len());
                 rest = tail;
-                attention::pack_keys(k.at(segment.start, shape.kv_column(head)), segment.len(), s.head_dim, &mut keys);
-                let query = q.at(segment.start, head * s.head_dim);
-                self.kernels.multiply(segment.len(), s.head_dim, segment.len(), query, &keys, part, segment.len());
+                attention::head_scores(self.kernels, &shape, head, segment, (q, k), part);
             }
         }
         Ok(())
@@ -245,7 +288,8 @@ impl GpuCompute for CpuCompute {
             for head in 0..s.heads {
                 let (part, tail) = rest.split_at_mut(segment.len() * segment.len());
                 rest = tail;
-                attention::softmax_rows(self.kernels, &shape, head, segment.clone(), segment, part);
+                let all = 0..segment.len();
+                shape.softmax_rows(self.kernels, head, segment, all.clone(), all, part);
             }
         }
         Ok(())
@@ -258,16 +302,12 @@ impl GpuCompute for CpuCompute {
         let (shape, segments) = self.shape(s)?;
         let v = self.view("the value", v, s.kv_heads, s)?;
         let (mut rest, out) = (host(scores)?, host_mut(out)?);
-        let mut values = Vec::new();
         for segment in segments.iter().filter(|r| !r.is_empty()) {
             for head in 0..s.heads {
                 let (part, tail) = rest.split_at(segment.len() * segment.len());
                 rest = tail;
-                let column = shape.kv_column(head);
-                attention::pack_values(v.at(segment.start, column), segment.len(), s.head_dim, &mut values);
-                let c = &mut out[segment.start * width + head * s.head_dim..];
-                let probabilities = Matrix { data: part, stride: segment.len() };
-                self.kernels.multiply(segment.len(), segment.len(), s.head_dim, probabilities, &values, c, width);
+                let out = &mut out[segment.start * width + head * s.head_dim..];
+                attention::head_values(self.kernels, &shape, head, segment, (part, v), out);
             }
         }
         Ok(())
@@ -285,26 +325,25 @@ impl GpuCompute for CpuCompute {
         Ok(())
     }
 
-    fn layer_norm(&self, x: &mut Buffer, gamma: &Buffer, beta: Option<&Buffer>, eps: f32) -> Result<()> {
-        whole_rows("layer_norm", x.len(), gamma.len())?;
-        let (gamma, beta) = (host(gamma)?, beta.map(host).transpose()?);
+    fn norm(&self, x: &mut Buffer, slices: Slices, norm: Norm) -> Result<()> {
+        let (width, Slices { first, count, stride }) = (norm.gamma.len(), slices);
+        whole_rows("norm", x.len(), stride)?;
+        expect("norm", "a row", stride, first + count * width)?;
+        let (gamma, beta) = (host(norm.gamma)?, norm.beta.map(host).transpose()?);
         if let Some(beta) = beta {
-            expect("layer_norm", "beta", beta.len(), gamma.len())?;
+            expect("norm", "beta", beta.len(), width)?;
         }
-        each_rows(host_mut(x)?, gamma.len(), |_, part| {
-            for row in part.chunks_exact_mut(gamma.len()) {
-                self.kernels.layer_norm(row, gamma, beta, eps);
-            }
-        });
-        Ok(())
-    }
-
-    fn rms_norm(&self, x: &mut Buffer, gamma: &Buffer, eps: f32) -> Result<()> {
-        whole_rows("rms_norm", x.len(), gamma.len())?;
-        let gamma = host(gamma)?;
-        each_rows(host_mut(x)?, gamma.len(), |_, part| {
-            for row in part.chunks_exact_mut(gamma.len()) {
-                self.kernels.rms_norm(row, gamma, eps);
+        if width == 0 {
+            return Ok(());
+        }
+        each_rows(host_mut(x)?, stride, |_, part| {
+            for row in part.chunks_exact_mut(stride) {
+                for slice in row[first..first + count * width].chunks_exact_mut(width) {
+                    match norm.kind {
+                        NormKind::LayerNorm => self.kernels.layer_norm(slice, gamma, beta, norm.eps),
+                        NormKind::RmsNorm => self.kernels.rms_norm(slice, gamma, norm.eps),
+                    }
+                }
             }
         });
         Ok(())
@@ -357,6 +396,44 @@ impl GpuCompute for CpuCompute {
                 }
             }
         });
+        Ok(())
+    }
+
+    fn copy_rows(&self, x: &Buffer, cols: usize, first: usize, out: &mut Buffer) -> Result<()> {
+        whole_rows("copy_rows", out.len(), cols)?;
+        expect("copy_rows", "the input", x.len(), first * cols + out.len())?;
+        let (x, out) = (&host(x)?[first * cols..], host_mut(out)?);
+        out.copy_from_slice(&x[..out.len()]);
+        Ok(())
+    }
+
+    fn unfold(
+        &self,
+        x: &Buffer,
+        cols: usize,
+        segments: &Segments,
+        positions: &IndexBuffer,
+        taps: usize,
+        out: &mut Buffer,
+    ) -> Result<()> {
+        let rows = segments.total();
+        expect("unfold", "the input", x.len(), rows * cols)?;
+        expect("unfold", "the output", out.len(), rows * taps * cols)?;
+        expect("unfold", "the positions", positions.len(), rows)?;
+        let (x, out, positions) = (host(x)?, host_mut(out)?, indices(positions)?);
+        for segment in segments.iter() {
+            let own = &positions[segment.clone()];
+            for row in segment.clone() {
+                for tap in 0..taps {
+                    let to = &mut out[(row * taps + tap) * cols..][..cols];
+                    let wanted = (positions[row] as usize + tap).checked_sub(taps / 2);
+                    match wanted.and_then(|p| own.binary_search(&(p as u32)).ok()) {
+                        Some(at) => to.copy_from_slice(&x[(segment.start + at) * cols..][..cols]),
+                        None => to.fill(0.0),
+                    }
+                }
+            }
+        }
         Ok(())
     }
 

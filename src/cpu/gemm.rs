@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use super::rows;
 use super::simd::{PANEL, Vector};
+use super::table::Finish;
 use crate::gpu::Activation;
 
 /// Terms of one FMA chain: longer rows are cut, and the cuts' results added in ascending order.
@@ -150,14 +151,16 @@ pub(super) struct Block {
     pub n: usize,
     pub first: bool,
     /// Set on the last K block.
-    pub finish: Option<Finish>,
+    pub finish: Option<BlockFinish>,
 }
 
-/// The epilogue of a block: pointers of column 0 (bias) and of the block's first row, column 0 (residual).
+/// The epilogue of a block: pointers of column 0 (bias) and of the block's first row, column 0, with the distance
+/// between rows (factor, residual).
 #[derive(Clone, Copy)]
-pub(super) struct Finish {
+pub(super) struct BlockFinish {
     pub bias: Option<*const f32>,
     pub activation: Activation,
+    pub factor: Option<(*const f32, usize)>,
     pub residual: Option<(*const f32, usize)>,
 }
 
@@ -213,8 +216,9 @@ pub(super) unsafe fn block<V: Vector>(b: &Block, tile_rows: usize, tile_panels: 
 }
 
 #[inline(always)]
-unsafe fn finish_tile<V: Vector>(f: &Finish, t: &Tile, row: usize, col: usize) {
-    if f.bias.is_none() && f.residual.is_none() && f.activation == Activation::Identity {
+unsafe fn finish_tile<V: Vector>(f: &BlockFinish, t: &Tile, row: usize, col: usize) {
+    let plain = f.bias.is_none() && f.factor.is_none() && f.residual.is_none();
+    if plain && f.activation == Activation::Identity {
         return;
     }
     // SAFETY: forwarded.
@@ -222,9 +226,10 @@ unsafe fn finish_tile<V: Vector>(f: &Finish, t: &Tile, row: usize, col: usize) {
         for r in 0..t.rows {
             let c = std::slice::from_raw_parts_mut(t.c.add(r * t.ldc), t.cols);
             let bias = f.bias.map(|p| std::slice::from_raw_parts(p.add(col), t.cols));
-            let residual =
-                f.residual.map(|(p, stride)| std::slice::from_raw_parts(p.add((row + r) * stride + col), t.cols));
-            rows::finish::<V>(c, bias, f.activation, residual);
+            let part =
+                |(p, stride): (*const f32, usize)| std::slice::from_raw_parts(p.add((row + r) * stride + col), t.cols);
+            let (factor, residual) = (f.factor.map(part), f.residual.map(part));
+            rows::finish::<V>(c, &Finish { bias, activation: f.activation, factor, residual });
         }
     }
 }

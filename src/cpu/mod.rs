@@ -16,6 +16,7 @@ mod packed;
 mod pooling;
 mod rows;
 mod scalar;
+mod scores;
 mod simd;
 mod table;
 mod threads;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::gemm::{Block, Finish, K_BLOCK, ROW_BLOCK};
+use super::gemm::{Block, BlockFinish, K_BLOCK, ROW_BLOCK};
 use super::memory::AlignedBuf;
 use super::simd::PANEL;
 use super::table::Kernels;
@@ -122,6 +122,8 @@ pub(super) struct Product<'a> {
     pub bias: Option<&'a [f32]>,
     pub activation: Activation,
     /// [rows, n], dense.
+    pub factor: Option<&'a [f32]>,
+    /// [rows, n], dense.
     pub residual: Option<&'a [f32]>,
 }
 
@@ -147,12 +149,13 @@ unsafe impl Sync for Output {}
 /// Multiply-adds below which handing work to another thread costs more than it saves.
 const MIN_TASK: usize = 200_000;
 
-/// `c[rows, n] = act(a W^T + bias) + residual`, split over the current rayon pool's threads by panels, then by rows.
+/// `c[rows, n] = act(a W^T + bias) * factor + residual`, split over the current rayon pool's threads by panels, then by rows.
 pub(super) fn run(kernels: &Kernels, p: &Product, c: &mut [f32]) {
     let (n, k) = (p.weight.n, p.weight.k);
     assert!(p.a.len() >= p.rows * k && c.len() >= p.rows * n, "matmul: operand lengths");
     assert!(p.bias.is_none_or(|b| b.len() >= n), "matmul: bias length");
-    assert!(p.residual.is_none_or(|r| r.len() >= p.rows * n), "matmul: residual length");
+    let whole = |operand: Option<&[f32]>| operand.is_none_or(|o| o.len() >= p.rows * n);
+    assert!(whole(p.factor) && whole(p.residual), "matmul: factor and residual length");
     if p.rows == 0 || n == 0 {
         return;
     }
@@ -201,9 +204,10 @@ unsafe fn part(kernels: &Kernels, p: &Product, rows: Range<usize>, panels: Range
                 ldc: n,
                 n,
                 first: k0 == 0,
-                finish: (k0 + depth == k).then(|| Finish {
+                finish: (k0 + depth == k).then(|| BlockFinish {
                     bias: p.bias.map(<[f32]>::as_ptr),
                     activation: p.activation,
+                    factor: p.factor.map(|f| (f[first * n..].as_ptr(), n)),
                     residual: p.residual.map(|r| (r[first * n..].as_ptr(), n)),
                 }),
             };

@@ -9,6 +9,7 @@
 
 use super::math;
 use super::simd::{VIRTUAL_LANES, Vector};
+use super::table::Finish;
 use crate::gpu::Activation;
 
 /// Evaluates `$body` for each register-sized piece `$n` long of `0..$len`, at `$i`: n is LANES but for the last piece.
@@ -122,18 +123,21 @@ pub(crate) unsafe fn exp<V: Vector>(x: &mut [f32]) {
     pieces!(V, x.len(), |i, n| unsafe { store(math::exp(load::<V>(p.add(i), n)), p.add(i), n) });
 }
 
-/// What a linear layer does to its result on the way out: act(c + bias) + residual, each optional.
+/// What a linear layer does to its result on the way out: act(c + bias) * factor + residual, each optional.
 #[inline(always)]
-pub(crate) unsafe fn finish<V: Vector>(c: &mut [f32], bias: Option<&[f32]>, act: Activation, residual: Option<&[f32]>) {
+pub(crate) unsafe fn finish<V: Vector>(c: &mut [f32], f: &Finish) {
     let p = c.as_mut_ptr();
-    // SAFETY: the caller gives `bias` and `residual` the length of `c`.
+    // SAFETY: the caller gives every operand the length of `c`.
     pieces!(V, c.len(), |i, n| unsafe {
         let mut x = load::<V>(p.add(i), n);
-        if let Some(b) = bias {
+        if let Some(b) = f.bias {
             x = x.add(load(b.as_ptr().add(i), n));
         }
-        x = activate(act, x);
-        if let Some(r) = residual {
+        x = activate(f.activation, x);
+        if let Some(m) = f.factor {
+            x = x.mul(load(m.as_ptr().add(i), n));
+        }
+        if let Some(r) = f.residual {
             x = x.add(load(r.as_ptr().add(i), n));
         }
         store(x, p.add(i), n);

@@ -14,13 +14,26 @@ pub struct Kernels {
 /// A row that an operation may go without.
 type OptionalRow<'a> = Option<&'a [f32]>;
 
+/// What a linear layer does to a row of its result: act(x + bias) * factor + residual.
+#[derive(Clone, Copy)]
+pub struct Finish<'a> {
+    /// Added first.
+    pub bias: Option<&'a [f32]>,
+    /// Applied to the biased value.
+    pub activation: Activation,
+    /// Multiplied with the activation's result.
+    pub factor: Option<&'a [f32]>,
+    /// Added last.
+    pub residual: Option<&'a [f32]>,
+}
+
 /// The entries. Each needs a CPU with the table's instruction set; lengths are the safe methods' concern.
 pub(super) struct Raw {
     pub tile_rows: usize,
     pub tile_panels: usize,
     pub activation: unsafe fn(Activation, &mut [f32]),
     pub exp: unsafe fn(&mut [f32]),
-    pub finish: unsafe fn(&mut [f32], OptionalRow, Activation, OptionalRow),
+    pub finish: unsafe fn(&mut [f32], &Finish),
     pub add: unsafe fn(&mut [f32], &[f32]),
     pub mul: unsafe fn(&mut [f32], &[f32]),
     pub dot: unsafe fn(&[f32], &[f32]) -> f32,
@@ -42,7 +55,7 @@ macro_rules! kernel_table {
                 (kind: crate::gpu::Activation, x: &mut [f32]));
             stamp!(exp($($features)?) = rows::exp::<$vector>; (x: &mut [f32]));
             stamp!(finish($($features)?) = rows::finish::<$vector>;
-                (c: &mut [f32], b: Option<&[f32]>, act: crate::gpu::Activation, r: Option<&[f32]>));
+                (c: &mut [f32], f: &crate::cpu::table::Finish));
             stamp!(add($($features)?) = rows::add::<$vector>; (x: &mut [f32], y: &[f32]));
             stamp!(mul($($features)?) = rows::mul::<$vector>; (x: &mut [f32], y: &[f32]));
             stamp!(dot($($features)?) = rows::dot::<$vector>; (a: &[f32], b: &[f32]) -> f32);
@@ -118,11 +131,11 @@ impl Kernels {
     }
 
     /// `x[i] = act(x[i] + bias[i]) + residual[i]`.
-    pub fn finish(&self, x: &mut [f32], bias: Option<&[f32]>, act: Activation, residual: Option<&[f32]>) {
-        assert!(bias.is_none_or(|b| b.len() == x.len()), "finish: bias length");
-        assert!(residual.is_none_or(|r| r.len() == x.len()), "finish: residual length");
+    pub fn finish(&self, x: &mut [f32], f: &Finish) {
+        let fits = |operand: Option<&[f32]>| operand.is_none_or(|o| o.len() == x.len());
+        assert!(fits(f.bias) && fits(f.factor) && fits(f.residual), "finish: operand lengths");
         // SAFETY: as above; the lengths agree.
-        unsafe { (self.raw.finish)(x, bias, act, residual) }
+        unsafe { (self.raw.finish)(x, f) }
     }
 
     /// `x[i] += y[i]`.
@@ -173,54 +186,55 @@ impl Kernels {
         unsafe { (self.raw.l2_normalize)(x) }
     }
 
-    /// C[rows, n] = A[rows, k] * B over panels `[panel][k][16]` held in `b`, single-threaded: the product used inside
-    /// attention, where both operands are activations.
-    #[allow(clippy::too_many_arguments)] // the shape of a matrix product
-    pub(crate) fn multiply(&self, rows: usize, k: usize, n: usize, a: Matrix, b: &[f32], c: &mut [f32], ldc: usize) {
-        assert!(c.len() >= rows.saturating_sub(1) * ldc + n, "multiply: C is {} long", c.len());
-        // SAFETY: `c` holds the rows, and is borrowed exclusively.
-        unsafe { self.multiply_raw(rows, k, n, a, b, c.as_mut_ptr(), ldc) }
-    }
-
-    /// As [`multiply`](Self::multiply), into memory whose other columns may belong to other threads.
+    /// A product of two activations inside attention, by this thread alone.
     ///
     /// # Safety
-    /// Rows of n values, `ldc` apart, can be written at `c` by this thread alone.
-    #[allow(clippy::too_many_arguments)] // the shape of a matrix product
-    pub(crate) unsafe fn multiply_raw(
-        &self,
-        rows: usize,
-        k: usize,
-        n: usize,
-        a: Matrix,
-        b: &[f32],
-        c: *mut f32,
-        ldc: usize,
-    ) {
-        let panels = n.div_ceil(PANEL);
-        if rows == 0 || n == 0 {
+    /// Rows of `n` values, `ldc` apart, can be written at `c` by this thread alone.
+    pub(crate) unsafe fn multiply(&self, p: &Multiply) {
+        let panels = p.n.div_ceil(PANEL);
+        if p.rows == 0 || p.n == 0 {
             return;
         }
-        assert!(k > 0 && a.data.len() >= (rows - 1) * a.stride + k, "multiply: A is {} long", a.data.len());
-        assert!(b.len() >= panels * k * PANEL, "multiply: B is {} long", b.len());
-        for k0 in (0..k).step_by(gemm::K_BLOCK) {
+        let k = p.k.len();
+        assert!(k > 0 && p.a.data.len() >= (p.rows - 1) * p.a.stride + k, "multiply: A is {} long", p.a.data.len());
+        assert!(p.b.len() >= (panels - 1) * p.panel_stride + k * PANEL, "multiply: B is {} long", p.b.len());
+        let mut start = p.k.start;
+        while start < p.k.end {
+            let end = ((start / gemm::K_BLOCK + 1) * gemm::K_BLOCK).min(p.k.end);
+            let at = start - p.k.start;
             let block = gemm::Block {
-                rows,
-                k: gemm::K_BLOCK.min(k - k0),
-                a: a.data[k0..].as_ptr(),
-                lda: a.stride,
-                b: b[k0 * PANEL..].as_ptr(),
-                panel_stride: k * PANEL,
+                rows: p.rows,
+                k: end - start,
+                a: p.a.data[at..].as_ptr(),
+                lda: p.a.stride,
+                b: p.b[at * PANEL..].as_ptr(),
+                panel_stride: p.panel_stride,
                 panels: 0..panels,
                 contiguous: false,
-                c,
-                ldc,
-                n,
-                first: k0 == 0,
+                c: p.c,
+                ldc: p.ldc,
+                n: p.n,
+                first: at == 0 && !p.accumulate,
                 finish: None,
             };
             // SAFETY: the CPU has the table's instruction set; the assertions and the contract cover what it touches.
             unsafe { (self.raw.block)(&block) }
+            start = end;
         }
     }
+}
+
+/// C[rows, n] = A[rows, k] * B, or += with `accumulate`, over panels `[panel][k][16]`.
+pub(crate) struct Multiply<'a> {
+    pub rows: usize,
+    pub n: usize,
+    /// The terms, as numbered by the chain that is cut at multiples of its block length. A and B start at its start.
+    pub k: std::ops::Range<usize>,
+    pub a: Matrix<'a>,
+    pub b: &'a [f32],
+    /// Distance between neighbouring panels, in values.
+    pub panel_stride: usize,
+    pub c: *mut f32,
+    pub ldc: usize,
+    pub accumulate: bool,
 }

@@ -1,8 +1,8 @@
 //! The backend trait: primitives every backend has, and fused operations defined by their composition.
 
 use super::{
-    Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuDeviceInfo, IndexBuffer, PoolingMode, Rope,
-    Segments, Table, Weight,
+    Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuDeviceInfo, IndexBuffer, Norm, PoolingMode,
+    Rope, Segments, Slices, Table, Weight,
 };
 use crate::error::Result;
 use crate::weights::Tensor;
@@ -33,18 +33,17 @@ pub trait GpuCompute: Send + Sync {
 
     /// `out[i] = table[ids[i]]`, or `out[i] += table[ids[i]]` with `accumulate`.
     fn gather(&self, table: &Table, ids: &IndexBuffer, accumulate: bool, out: &mut Buffer) -> Result<()>;
-    /// `out[rows, n] = act(x[rows, k] W^T + bias) + residual`.
+    /// `out[rows, n] = act(x[rows, k] W^T + bias) * factor + residual`.
     fn matmul(&self, x: &Buffer, rows: usize, weight: &Weight, epilogue: Epilogue, out: &mut Buffer) -> Result<()>;
-    /// `scores[s][h][i][j] = q_i . k_j` for each sequence and head, not yet scaled.
+    /// `scores[s][h][i][j] = q_i . k_j` for each sequence and head, not yet scaled, plus the disentangled terms.
     fn attention_scores(&self, q: Columns, k: Columns, shape: &AttentionShape, scores: &mut Buffer) -> Result<()>;
-    /// Softmax of each row of a score buffer, scaled and biased as `shape` says.
+    /// Softmax of each row of a score buffer, scaled, capped, biased and windowed as `shape` says; keys outside the
+    /// window weigh +0.
     fn softmax(&self, scores: &mut Buffer, shape: &AttentionShape) -> Result<()>;
     /// `out[i][h] = sum_j probabilities[s][h][i][j] v_j`, [rows, heads * head_dim].
     fn attention_values(&self, scores: &Buffer, v: Columns, shape: &AttentionShape, out: &mut Buffer) -> Result<()>;
-    /// LayerNorm (arXiv 1607.06450) of each row in place.
-    fn layer_norm(&self, x: &mut Buffer, gamma: &Buffer, beta: Option<&Buffer>, eps: f32) -> Result<()>;
-    /// RMSNorm (arXiv 1910.07467) of each row in place.
-    fn rms_norm(&self, x: &mut Buffer, gamma: &Buffer, eps: f32) -> Result<()>;
+    /// Each slice of each row normalised, in place.
+    fn norm(&self, x: &mut Buffer, slices: Slices, norm: Norm) -> Result<()>;
     /// Each value through `activation`, in place.
     fn activate(&self, x: &mut Buffer, activation: Activation) -> Result<()>;
     /// `x[i] += y[i]`.
@@ -53,6 +52,19 @@ pub trait GpuCompute: Send + Sync {
     fn mul(&self, x: &mut Buffer, y: &Buffer) -> Result<()>;
     /// Rotates the pairs of each head: (a, b) becomes (a cos - b sin, b cos + a sin).
     fn rope(&self, x: &mut Buffer, rope: &Rope) -> Result<()>;
+    /// `out = x[first..first + out.len() / cols]`: consecutive rows of a matrix `cols` wide.
+    fn copy_rows(&self, x: &Buffer, cols: usize, first: usize, out: &mut Buffer) -> Result<()>;
+    /// The neighbourhood of each row of `x` [rows, cols] in its sequence, [rows, taps * cols]: tap t holds the row whose
+    /// position is t - taps / 2 further, or zeros where the sequence has none.
+    fn unfold(
+        &self,
+        x: &Buffer,
+        cols: usize,
+        segments: &Segments,
+        positions: &IndexBuffer,
+        taps: usize,
+        out: &mut Buffer,
+    ) -> Result<()>;
     /// Pools each range of rows of `x` [rows, cols] into row i of `out` [ranges, out_stride], at column `out_first`.
     /// The first `skip` rows of each range, a prompt, take no part; a range with no others is an error.
     fn pool(
@@ -75,6 +87,11 @@ pub trait GpuCompute: Send + Sync {
         self.attention_values(&scores, v, shape, out)
     }
 
+    /// Each row of a matrix as wide as the norm, in place.
+    fn norm_rows(&self, x: &mut Buffer, norm: Norm) -> Result<()> {
+        self.norm(x, Slices { first: 0, count: 1, stride: norm.gamma.len() }, norm)
+    }
+
     /// `out = norm(x W^T + bias + residual)`: the end of a post-norm block.
     #[allow(clippy::too_many_arguments)] // the fused operation's operands; a struct would only rename them
     fn linear_add_norm(
@@ -84,12 +101,12 @@ pub trait GpuCompute: Send + Sync {
         weight: &Weight,
         bias: Option<&Buffer>,
         residual: &Buffer,
-        norm: (&Buffer, Option<&Buffer>, f32),
+        norm: Norm,
         out: &mut Buffer,
     ) -> Result<()> {
-        let epilogue = Epilogue { bias, activation: Activation::Identity, residual: Some(residual) };
+        let epilogue = Epilogue { bias, residual: Some(residual), ..Epilogue::NONE };
         self.matmul(x, rows, weight, epilogue, out)?;
-        self.layer_norm(out, norm.0, norm.1, norm.2)
+        self.norm_rows(out, norm)
     }
 
     /// `out = act(x G^T + g) * (x U^T + u)`: the first half of a gated feed-forward block (arXiv 2002.05202).
@@ -104,7 +121,7 @@ pub trait GpuCompute: Send + Sync {
     ) -> Result<()> {
         let mut product = self.alloc(rows * up.0.n())?;
         self.matmul(x, rows, up.0, Epilogue { bias: up.1, ..Epilogue::NONE }, &mut product)?;
-        self.matmul(x, rows, gate.0, Epilogue { bias: gate.1, activation, residual: None }, out)?;
-        self.mul(out, &product)
+        let gated = Epilogue { bias: gate.1, activation, factor: Some(&product), residual: None };
+        self.matmul(x, rows, gate.0, gated, out)
     }
 }

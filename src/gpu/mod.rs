@@ -10,7 +10,10 @@ use std::sync::Arc;
 
 pub use buffer::{Buffer, IndexBuffer, Table, Weight};
 pub use compute::GpuCompute;
-pub use shapes::{Activation, Alibi, AttentionShape, Columns, Epilogue, PoolingMode, Rope, RopeLayout, Segments};
+pub use shapes::{
+    Activation, AttentionShape, Columns, Disentangled, Epilogue, KeyWindow, Norm, NormKind, PoolingMode, Rope,
+    RopeLayout, ScoreBias, Segments, Slices,
+};
 
 use crate::cpu::CpuCompute;
 use crate::error::Result;

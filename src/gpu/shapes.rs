@@ -67,20 +67,23 @@ impl std::fmt::Display for PoolingMode {
     }
 }
 
-/// What a linear layer does on the way out: `act(x W^T + bias) + residual`.
+/// What a linear layer does on the way out: `act(x W^T + bias) * factor + residual`.
 #[derive(Clone, Copy)]
 pub struct Epilogue<'a> {
     /// `[n]`, added to each row.
     pub bias: Option<&'a Buffer>,
     /// Applied after the bias.
     pub activation: Activation,
+    /// [rows, n], multiplied with the activation's result.
+    pub factor: Option<&'a Buffer>,
     /// [rows, n], added last.
     pub residual: Option<&'a Buffer>,
 }
 
 impl Epilogue<'_> {
     /// Nothing but the product.
-    pub const NONE: Epilogue<'static> = Epilogue { bias: None, activation: Activation::Identity, residual: None };
+    pub const NONE: Epilogue<'static> =
+        Epilogue { bias: None, activation: Activation::Identity, factor: None, residual: None };
 }
 
 /// Columns of a row-major matrix: row r is `buffer[r * stride + first ..]`.
@@ -138,13 +141,55 @@ impl Segments {
     }
 }
 
-/// Attention with linear biases (arXiv 2108.12409), the bidirectional form: -slope |i - j| is added to a scaled score.
+/// What is added to the attention scores of a query and a key by their distance.
+#[derive(Clone, Copy, Default)]
+pub enum ScoreBias<'a> {
+    /// Nothing.
+    #[default]
+    None,
+    /// Linear biases (arXiv 2108.12409), the bidirectional form: -slope |i - j| is added to a scaled score.
+    Alibi {
+        /// `[heads]`
+        slopes: &'a Buffer,
+    },
+    /// A learned value a head and distance (arXiv 1910.10683), added to a scaled score: `table[h][d + reach]` for
+    /// d = position of the key - position of the query, limited to -reach..=reach.
+    Distance {
+        /// [heads, 2 reach + 1]
+        table: &'a Buffer,
+        /// Distances beyond it count as it.
+        reach: usize,
+    },
+    /// Scores between contents and relative positions (arXiv 2006.03654), added to the raw score, before the scale.
+    Disentangled(Disentangled<'a>),
+}
+
+/// For query i and key j, with m = `map[d + reach]`, d = position of i - position of j limited to -reach..=reach:
+/// `q_i . position_keys[m] + k_j . position_queries[m]`, either term where its operand is there.
 #[derive(Clone, Copy)]
-pub struct Alibi<'a> {
-    /// `[heads]`
-    pub slopes: &'a Buffer,
-    /// `[rows]`: the position of each token.
-    pub positions: &'a IndexBuffer,
+pub struct Disentangled<'a> {
+    /// `[2 reach + 1]`: the row of each distance, ascending.
+    pub map: &'a IndexBuffer,
+    /// Distances beyond it count as it.
+    pub reach: usize,
+    /// [rows, heads * head_dim]: content to position.
+    pub position_keys: Option<&'a Buffer>,
+    /// [rows, heads * head_dim]: position to content.
+    pub position_queries: Option<&'a Buffer>,
+}
+
+/// Which keys a query sees: those at positions from its own - `behind` to its own + `ahead`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyWindow {
+    /// Positions before the query's.
+    pub behind: u32,
+    /// Positions after the query's; 0 is causal attention.
+    pub ahead: u32,
+}
+
+impl KeyWindow {
+    /// Every key of the sequence.
+    pub const ALL: Self = Self { behind: u32::MAX, ahead: u32::MAX };
 }
 
 /// Self-attention over the sequences of a packed batch, each attending to its own tokens only.
@@ -160,8 +205,14 @@ pub struct AttentionShape<'a> {
     pub head_dim: usize,
     /// Factor of the scores.
     pub scale: f32,
-    /// Position bias, if any.
-    pub alibi: Option<Alibi<'a>>,
+    /// `[rows]`: the position of each token, ascending within a sequence.
+    pub positions: &'a IndexBuffer,
+    /// What distances add to the scores.
+    pub bias: ScoreBias<'a>,
+    /// Which keys take part.
+    pub window: KeyWindow,
+    /// Scaled scores become c tanh(z / c) before biases.
+    pub softcap: Option<f32>,
 }
 
 impl AttentionShape<'_> {
@@ -169,6 +220,48 @@ impl AttentionShape<'_> {
     pub fn score_len(&self) -> usize {
         self.segments.iter().map(|r| self.heads * r.len() * r.len()).sum()
     }
+}
+
+/// Which norm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// (x - mean) / sqrt(variance + eps) * gamma + beta (arXiv 1607.06450).
+    LayerNorm,
+    /// x / sqrt(mean of squares + eps) * gamma (arXiv 1910.07467).
+    RmsNorm,
+}
+
+impl std::fmt::Display for NormKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::LayerNorm => "LayerNorm",
+            Self::RmsNorm => "RMSNorm",
+        })
+    }
+}
+
+/// A norm and its parameters; it normalises as many values at a time as `gamma` has.
+#[derive(Clone, Copy)]
+pub struct Norm<'a> {
+    /// Which norm.
+    pub kind: NormKind,
+    /// Scale of each value.
+    pub gamma: &'a Buffer,
+    /// Added to each value; LayerNorm only.
+    pub beta: Option<&'a Buffer>,
+    /// Added under the root.
+    pub eps: f32,
+}
+
+/// Equal slices of each row of a matrix: `count` of them side by side from column `first`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slices {
+    /// The first column of the first slice.
+    pub first: usize,
+    /// Slices in a row.
+    pub count: usize,
+    /// The matrix' width.
+    pub stride: usize,
 }
 
 /// Which features of a head form a rotated pair.

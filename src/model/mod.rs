@@ -1,14 +1,17 @@
 //! [`BertModel`]: a loaded model of any family, and what it computes from token ids.
 
 mod forward;
+mod head;
+mod positions;
 mod weights;
 
 use std::path::Path;
 use std::sync::Arc;
 
 pub use forward::Observer;
+pub use head::SparsePooling;
 
-use crate::arch::{HeadSpec, LoadReport, ModelSpec, describe};
+use crate::arch::{HeadChoice, HeadSpec, LoadReport, ModelSpec, complete, describe_with};
 use crate::batch::{BATCH_TOKENS, PackedBatch, Sequence, plan};
 use crate::config::BertConfig;
 use crate::cpu::CpuCompute;
@@ -55,13 +58,29 @@ impl BertModel {
 
     /// As [`load`](Self::load), on a given backend.
     pub fn load_with_compute(folder: &Path, config: BertConfig, compute: Arc<dyn GpuCompute>) -> Result<Self> {
-        let (spec, table) = describe(&config)?;
+        Self::load_with_head(folder, config, compute, HeadChoice::Configured)
+    }
+
+    /// As [`load_with_compute`](Self::load_with_compute), with a given head.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load); and a family or checkpoint without that head.
+    pub fn load_with_head(
+        folder: &Path,
+        mut config: BertConfig,
+        compute: Arc<dyn GpuCompute>,
+        head: HeadChoice,
+    ) -> Result<Self> {
+        // A configuration that is refused needs no checkpoint to say so.
+        describe_with(&config, head)?;
         let checkpoint = Checkpoint::open(folder)?;
+        complete(&mut config, &checkpoint)?;
+        let (spec, table) = describe_with(&config, head)?;
         let tensors = table.resolve(&checkpoint)?;
         let weights = on_pool(|| Weights::load(&spec, &tensors, &*compute))?;
         // The packed copies are what is computed with; pages of the file that are needed again are read again.
         checkpoint.release_pages();
-        tracing::debug!(family = spec.family, layers = spec.layers, bytes = tensors.report.bytes, "model loaded");
+        tracing::debug!(family = spec.family, layers = spec.layers.len(), bytes = tensors.report.bytes, "model loaded");
         Ok(Self { config, spec, weights, report: tensors.report, compute })
     }
 
@@ -132,8 +151,8 @@ impl BertModel {
     /// Labels of the classification head, 0 without one.
     pub fn labels(&self) -> usize {
         match self.spec.head {
-            HeadSpec::Classifier { labels } => labels,
-            HeadSpec::None => 0,
+            HeadSpec::Classifier { labels, .. } => labels,
+            HeadSpec::None | HeadSpec::MaskedLm { .. } => 0,
         }
     }
 
@@ -165,6 +184,24 @@ impl BertModel {
             Ok(Encoded { hidden, labels })
         };
         results.into_iter().zip(sequences).map(split).collect()
+    }
+
+    /// The scores of every vocabulary entry for each token of each sequence, [len, vocab_size], of a model loaded with
+    /// [`HeadChoice::MaskedLm`]. They take len * vocab_size * 4 bytes.
+    pub fn token_scores(&self, sequences: &[Sequence]) -> Vec<Result<Vec<f32>>> {
+        self.run(sequences, &|batch, hidden| {
+            let scores = self.head()?.token_scores(&*self.compute, &self.spec, hidden, batch.ids.len())?;
+            let lengths: Vec<_> = batch.segments.iter().map(|r| r.len() * self.spec.embedding.vocab_size).collect();
+            self.read(&scores, &lengths)
+        })
+    }
+
+    /// The sparse vector of each sequence (SPLADE), `[vocab_size]`: for each vocabulary entry the largest
+    /// log(1 + relu(score)) over the tokens. The model was loaded with [`HeadChoice::MaskedLm`].
+    pub fn sparse(&self, sequences: &[Sequence], pooling: SparsePooling) -> Vec<Result<Vec<f32>>> {
+        self.run(sequences, &|batch, hidden| {
+            self.head()?.sparse(&*self.compute, &self.spec, hidden, &batch.segments, pooling)
+        })
     }
 
     /// The vector `pooler` makes of each sequence; `prompt` tokens at the start of each are a prompt.
@@ -219,8 +256,13 @@ impl BertModel {
         finish(&batch, &self.hidden(&batch, None)?)
     }
 
+    fn head(&self) -> Result<&head::Head> {
+        let absent = || InferError::InvalidArgument("the model was loaded without a head".to_string());
+        self.weights.head.as_ref().ok_or_else(absent)
+    }
+
     fn class_scores(&self, batch: &PackedBatch, hidden: &Buffer) -> Result<Buffer> {
-        self.weights.classify(&*self.compute, &self.spec, hidden, &batch.segments)
+        self.head()?.classify(&*self.compute, &self.spec, hidden, &batch.segments)
     }
 
     /// Reads a buffer and cuts it into rows of the given lengths.

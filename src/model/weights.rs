@@ -1,167 +1,233 @@
 //! A model's weights on a backend, built from the tensor table's internal names.
 
-use crate::arch::{HeadSpec, ModelSpec, PositionSpec, Tensors};
+use super::head::Head;
+use super::positions::Positions;
+use crate::arch::{ModelSpec, ScorePositions, Tensors};
 use crate::error::{InferError, Result};
-use crate::gpu::{Activation, Buffer, Epilogue, GpuCompute, PoolingMode, Segments, Table, Weight};
+use crate::gpu::{Activation, Buffer, Epilogue, GpuCompute, Norm, NormKind, Table, Weight};
 
 pub(super) struct Weights {
     pub word: Table,
-    pub token_type: Table,
+    pub token_type: Option<Table>,
     /// Learned positions.
     pub position: Option<Table>,
-    /// ALiBi: the slope of each head.
-    pub slopes: Option<Buffer>,
-    pub norm: Norm,
+    pub embedding_norm: Option<NormWeights>,
+    pub embedding_projection: Option<Linear>,
+    /// What distances do to scores.
+    pub positions: Positions,
+    /// The stored layers.
     pub layers: Vec<Layer>,
-    pub classifier: Option<Classifier>,
+    pub convolution: Option<Convolution>,
+    pub final_norm: Option<NormWeights>,
+    pub head: Option<Head>,
     /// Bytes of the prepared matrices.
     pub bytes: usize,
 }
 
 pub(super) struct Layer {
-    /// Query, key and value stacked: [3 hidden, hidden].
+    /// Query, key and value stacked: [(heads + 2 kv_heads) head_dim, hidden].
     pub qkv: Linear,
+    pub q_norm: Option<NormWeights>,
+    pub k_norm: Option<NormWeights>,
+    /// DeBERTa: the relative embedding through the layer's projections, [2 span, heads * head_dim] each.
+    pub position_keys: Option<Buffer>,
+    pub position_queries: Option<Buffer>,
     pub attn_out: Linear,
-    pub attn_norm: Norm,
+    /// JinaBERT's second generation: a norm of attention and its input, before the input is added once more.
+    pub attn_inner_norm: Option<NormWeights>,
+    /// Before attention or after it, as the spec says; none in ModernBERT's first layer.
+    pub attn_norm: Option<NormWeights>,
+    pub ffn_gate: Option<Linear>,
     pub ffn_up: Linear,
     pub ffn_down: Linear,
-    pub ffn_norm: Norm,
+    pub ffn_norm: NormWeights,
+}
+
+/// DeBERTa-v2's convolution over unfolded rows, and the norm after it.
+pub(super) struct Convolution {
+    pub kernel: Linear,
+    pub norm: NormWeights,
 }
 
 pub(super) struct Linear {
     pub weight: Weight,
-    pub bias: Buffer,
+    pub bias: Option<Buffer>,
 }
 
-pub(super) struct Norm {
-    pub gamma: Buffer,
-    pub beta: Buffer,
+impl Linear {
+    /// `out = act(x W^T + bias)` of `rows` rows.
+    pub fn run(&self, compute: &dyn GpuCompute, x: &Buffer, rows: usize, activation: Activation) -> Result<Buffer> {
+        let mut out = compute.alloc(rows * self.weight.n())?;
+        let epilogue = Epilogue { bias: self.bias.as_ref(), activation, ..Epilogue::NONE };
+        compute.matmul(x, rows, &self.weight, epilogue, &mut out)?;
+        Ok(out)
+    }
 }
 
-pub(super) struct Classifier {
-    pooler: Linear,
-    output: Linear,
+pub(super) struct NormWeights {
+    kind: NormKind,
+    eps: f32,
+    gamma: Buffer,
+    beta: Option<Buffer>,
 }
 
-struct Loader<'a> {
-    tensors: &'a Tensors,
-    compute: &'a dyn GpuCompute,
+impl NormWeights {
+    pub fn norm(&self) -> Norm<'_> {
+        Norm { kind: self.kind, gamma: &self.gamma, beta: self.beta.as_ref(), eps: self.eps }
+    }
+}
+
+/// Loads by internal name. What the table has no row for, the model does without.
+pub(super) struct Loader<'a> {
+    pub tensors: &'a Tensors,
+    pub compute: &'a dyn GpuCompute,
+    pub spec: &'a ModelSpec,
     bytes: usize,
 }
 
 impl Loader<'_> {
-    fn vector(&self, names: &[String]) -> Result<Buffer> {
-        let mut values = Vec::new();
-        for name in names {
-            let tensor = self.tensors.get(name)?;
-            if let Some(at) = tensor.first_non_finite()? {
-                return Err(InferError::TensorError {
-                    file: tensor.file().to_path_buf(),
-                    tensor: tensor.name().to_string(),
-                    expected: "finite values".to_string(),
-                    found: format!("NaN or an infinity at [{at}]"),
-                });
-            }
-            values.extend(tensor.to_f32()?);
+    /// The values of a vector or small table, which have to be finite.
+    pub fn values(&self, name: &str) -> Result<Vec<f32>> {
+        let tensor = self.tensors.get(name)?;
+        match tensor.first_non_finite()? {
+            None => tensor.to_f32(),
+            Some(at) => Err(InferError::TensorError {
+                file: tensor.file().to_path_buf(),
+                tensor: tensor.name().to_string(),
+                expected: "finite values".to_string(),
+                found: format!("NaN or an infinity at [{at}]"),
+            }),
         }
-        self.compute.upload(&values)
     }
 
-    /// The linear layers of these internal names, stacked.
-    fn linear(&mut self, names: &[String]) -> Result<Linear> {
-        let tensor = |n: &String| self.tensors.get(&format!("{n}.weight")).cloned();
-        let parts = names.iter().map(tensor).collect::<Result<Vec<_>>>()?;
+    fn vector(&self, name: &str) -> Result<Buffer> {
+        self.compute.upload(&self.values(name)?)
+    }
+
+    /// The linear layers of these internal names, stacked. Where only some have a bias, the others' is 0.
+    pub fn linear(&mut self, names: &[String]) -> Result<Linear> {
+        let parts = names.iter().map(|n| self.tensors.get(&format!("{n}.weight"))).collect::<Result<Vec<_>>>()?;
         let weight = self.compute.prepare_weight(&parts)?;
-        let biases: Vec<_> = names.iter().map(|n| format!("{n}.bias")).collect();
         self.bytes += weight.bytes();
-        Ok(Linear { weight, bias: self.vector(&biases)? })
+        let biases: Vec<String> = names.iter().map(|n| format!("{n}.bias")).collect();
+        if !biases.iter().any(|b| self.tensors.has(b)) {
+            return Ok(Linear { weight, bias: None });
+        }
+        let mut values = Vec::with_capacity(weight.n());
+        for (bias, part) in biases.iter().zip(&parts) {
+            if self.tensors.has(bias) {
+                values.extend(self.values(bias)?);
+            } else {
+                values.resize(values.len() + part.shape()[0], 0.0);
+            }
+        }
+        Ok(Linear { weight, bias: Some(self.compute.upload(&values)?) })
     }
 
-    fn norm(&self, name: &str) -> Result<Norm> {
-        Ok(Norm { gamma: self.vector(&[format!("{name}.weight")])?, beta: self.vector(&[format!("{name}.bias")])? })
+    fn optional_linear(&mut self, name: &str) -> Result<Option<Linear>> {
+        let has = self.tensors.has(&format!("{name}.weight"));
+        has.then(|| self.linear(&[name.to_string()])).transpose()
     }
 
-    fn table(&self, name: &str) -> Result<Table> {
-        self.compute.prepare_table(self.tensors.get(name)?)
+    /// The norm of an internal name, if the table has it.
+    pub fn norm(&self, name: &str, kind: NormKind, eps: f32) -> Result<Option<NormWeights>> {
+        let (gamma, beta) = (format!("{name}.weight"), format!("{name}.bias"));
+        if !self.tensors.has(&gamma) {
+            return Ok(None);
+        }
+        let beta = self.tensors.has(&beta).then(|| self.vector(&beta)).transpose()?;
+        Ok(Some(NormWeights { kind, eps, gamma: self.vector(&gamma)?, beta }))
     }
 
-    fn layer(&mut self, index: usize) -> Result<Layer> {
+    fn layer_norm(&self, name: &str) -> Result<Option<NormWeights>> {
+        self.norm(name, self.spec.norm.kind, self.spec.norm.eps)
+    }
+
+    fn table(&self, name: &str) -> Result<Option<Table>> {
+        let has = self.tensors.has(name);
+        has.then(|| self.compute.prepare_table(&self.tensors.get(name)?)).transpose()
+    }
+
+    /// The relative embedding through a layer's projection of positions.
+    fn positions(&mut self, relative: &Option<Buffer>, name: &str) -> Result<Option<Buffer>> {
+        let (Some(relative), Some(linear)) = (relative, self.optional_linear(name)?) else { return Ok(None) };
+        let rows = relative.len() / linear.weight.k().max(1);
+        self.bytes -= linear.weight.bytes();
+        linear.run(self.compute, relative, rows, Activation::Identity).map(Some)
+    }
+
+    fn layer(&mut self, index: usize, relative: &Option<Buffer>) -> Result<Layer> {
         let name = |part: &str| format!("layer.{index}.{part}");
+        let fused = self.tensors.has(&name("qkv.weight"));
+        let qkv = if fused { vec![name("qkv")] } else { vec![name("q"), name("k"), name("v")] };
+        let qk = self.spec.attention.qk_norm;
+        let qk_norm = |part: &str| match qk {
+            Some(qk) => self.norm(&name(part), qk.kind, qk.eps),
+            None => Ok(None),
+        };
+        let (q_norm, k_norm) = (qk_norm("q_norm")?, qk_norm("k_norm")?);
+        let ffn_norm = self.layer_norm(&name("ffn_norm"))?;
         Ok(Layer {
-            qkv: self.linear(&[name("q"), name("k"), name("v")])?,
+            qkv: self.linear(&qkv)?,
+            q_norm,
+            k_norm,
+            position_keys: self.positions(relative, &name("position_key"))?,
+            position_queries: self.positions(relative, &name("position_query"))?,
             attn_out: self.linear(&[name("attn_out")])?,
-            attn_norm: self.norm(&name("attn_norm"))?,
+            attn_inner_norm: self.layer_norm(&name("attn_inner_norm"))?,
+            attn_norm: self.layer_norm(&name("attn_norm"))?,
+            ffn_gate: self.optional_linear(&name("ffn_gate"))?,
             ffn_up: self.linear(&[name("ffn_up")])?,
             ffn_down: self.linear(&[name("ffn_down")])?,
-            ffn_norm: self.norm(&name("ffn_norm"))?,
+            ffn_norm: required(ffn_norm, &name("ffn_norm"))?,
         })
     }
+
+    /// DeBERTa's relative embedding, normed where the spec says so.
+    fn relative(&self) -> Result<Option<Buffer>> {
+        let ScorePositions::Disentangled(d) = self.spec.attention.positions else { return Ok(None) };
+        let mut relative = self.vector("relative")?;
+        if d.normed {
+            let norm = self.norm("relative_norm", NormKind::LayerNorm, self.spec.norm.eps)?;
+            self.compute.norm_rows(&mut relative, required(norm, "relative_norm")?.norm())?;
+        }
+        Ok(Some(relative))
+    }
+}
+
+/// A part that the spec asks for and the table has to have.
+pub(super) fn required<T>(part: Option<T>, name: &str) -> Result<T> {
+    part.ok_or_else(|| InferError::InvalidArgument(format!("the tensor table has no row `{name}`")))
 }
 
 impl Weights {
     pub fn load(spec: &ModelSpec, tensors: &Tensors, compute: &dyn GpuCompute) -> Result<Self> {
-        let mut loader = Loader { tensors, compute, bytes: 0 };
-        let learned = spec.embedding.positions == PositionSpec::Learned;
-        let slopes = if learned { None } else { Some(compute.upload(&alibi_slopes(spec.attention.heads))?) };
-        let layers = (0..spec.layers).map(|l| loader.layer(l)).collect::<Result<_>>()?;
-        let classifier = match spec.head {
-            HeadSpec::None => None,
-            HeadSpec::Classifier { .. } => Some(Classifier {
-                pooler: loader.linear(&["pooler".to_string()])?,
-                output: loader.linear(&["classifier".to_string()])?,
-            }),
+        let mut loader = Loader { tensors, compute, spec, bytes: 0 };
+        let relative = loader.relative()?;
+        let layers = (0..spec.stored_layers()).map(|l| loader.layer(l, &relative)).collect::<Result<_>>()?;
+        let convolution = match loader.optional_linear("convolution")? {
+            None => None,
+            Some(kernel) => {
+                let norm = required(loader.layer_norm("convolution_norm")?, "convolution_norm")?;
+                Some(Convolution { kernel, norm })
+            }
+        };
+        let embedding_norm = match spec.embedding.norm {
+            Some(kind) => loader.norm("embedding.norm", kind, spec.norm.eps)?,
+            None => None,
         };
         Ok(Self {
-            word: loader.table("embedding.word")?,
+            word: required(loader.table("embedding.word")?, "embedding.word")?,
             token_type: loader.table("embedding.type")?,
-            position: if learned { Some(loader.table("embedding.position")?) } else { None },
-            slopes,
-            norm: loader.norm("embedding.norm")?,
+            position: loader.table("embedding.position")?,
+            embedding_norm,
+            embedding_projection: loader.optional_linear("embedding.projection")?,
+            positions: Positions::load(&loader)?,
             layers,
-            classifier,
+            convolution,
+            final_norm: loader.layer_norm("final_norm")?,
+            head: Head::load(&mut loader)?,
             bytes: loader.bytes,
         })
-    }
-
-    /// The classification head: first token, dense with tanh, linear. [sequences, labels].
-    pub fn classify(
-        &self,
-        compute: &dyn GpuCompute,
-        spec: &ModelSpec,
-        hidden: &Buffer,
-        segments: &Segments,
-    ) -> Result<Buffer> {
-        let Some(head) = &self.classifier else {
-            return Err(InferError::InvalidArgument("this model has no classification head".to_string()));
-        };
-        let (rows, width) = (segments.len(), spec.hidden_size);
-        let mut first = compute.alloc(rows * width)?;
-        compute.pool(hidden, width, segments, 0, PoolingMode::Cls, (&mut first, 0, width))?;
-        let mut pooled = compute.alloc(rows * width)?;
-        let tanh = Epilogue { bias: Some(&head.pooler.bias), activation: Activation::Tanh, residual: None };
-        compute.matmul(&first, rows, &head.pooler.weight, tanh, &mut pooled)?;
-        let mut scores = compute.alloc(rows * head.output.weight.n())?;
-        let plain = Epilogue { bias: Some(&head.output.bias), ..Epilogue::NONE };
-        compute.matmul(&pooled, rows, &head.output.weight, plain, &mut scores)?;
-        Ok(scores)
-    }
-}
-
-/// Slopes of ALiBi for any number of heads: 2^(-8 (h + 1) / n) for a power of two n; else those of the largest power
-/// of two n' below it, then every other slope of 2 n'.
-fn alibi_slopes(heads: usize) -> Vec<f32> {
-    let whole = 1usize << heads.ilog2();
-    let slope = |h: usize, n: usize| libm::exp2(-8.0 * (h + 1) as f64 / n as f64) as f32;
-    let first = (0..whole).map(|h| slope(h, whole));
-    first.chain((0..heads - whole).map(|h| slope(2 * h, 2 * whole))).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    #[test]
-    fn alibi_slopes_follow_the_papers_rule() {
-        assert_eq!(super::alibi_slopes(4), [0.25, 0.0625, 0.015625, 0.00390625]);
-        assert_eq!(super::alibi_slopes(6), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]);
-        assert_eq!(super::alibi_slopes(1), [0.00390625]);
     }
 }

@@ -27,7 +27,7 @@ pub(super) const MAX_HEADER: u64 = 100_000_000;
 const METADATA: &str = "__metadata__";
 
 /// One tensor: `range` lies inside the file and has the size that `shape` and `dtype` ask for.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) dtype: String,

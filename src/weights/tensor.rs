@@ -1,6 +1,7 @@
 //! One tensor of a checkpoint.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,16 +16,19 @@ use crate::error::{InferError, Result};
 /// Elements converted, or scanned, at a time.
 const CHUNK: usize = 1024;
 
-/// A named, typed range of a mapped file. Cloning it copies two pointers; it keeps its file mapped.
+/// A named, typed range of a mapped file, or a rearranged copy of one. Cloning it copies pointers; it keeps its file
+/// mapped.
 #[derive(Clone)]
 pub struct Tensor {
     mapping: Arc<Mapping>,
     entry: Arc<Entry>,
+    /// The data of a rearranged tensor; the entry's range lies in it and not in the file.
+    copy: Option<Arc<[u8]>>,
 }
 
 impl Tensor {
     pub(super) fn new(mapping: Arc<Mapping>, entry: Entry) -> Self {
-        Self { mapping, entry: Arc::new(entry) }
+        Self { mapping, entry: Arc::new(entry), copy: None }
     }
 
     /// The name in the file.
@@ -69,7 +73,49 @@ impl Tensor {
 
     /// The data as it lies in the file: little-endian, row-major, at any alignment.
     pub fn bytes(&self) -> &[u8] {
-        &self.mapping.bytes()[self.entry.range.clone()]
+        &self.copy.as_deref().unwrap_or(self.mapping.bytes())[self.entry.range.clone()]
+    }
+
+    /// The `rows` of the outermost dimension, without a copy.
+    ///
+    /// # Errors
+    /// [`TensorError`](InferError::TensorError) when it has fewer rows.
+    pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
+        let count = self.shape().first().copied().unwrap_or(0);
+        if rows.start > rows.end || rows.end > count {
+            let expected = format!("rows {} to {}", rows.start, rows.end);
+            return Err(tensor_error(self.file(), self.name(), expected, format!("{count} rows")));
+        }
+        let width = self.bytes().len() / count.max(1);
+        let start = self.entry.range.start;
+        let mut entry = (*self.entry).clone();
+        entry.shape[0] = rows.len();
+        entry.elements = entry.shape.iter().product();
+        entry.range = start + rows.start * width..start + rows.end * width;
+        Ok(Self { entry: Arc::new(entry), ..self.clone() })
+    }
+
+    /// A copy of another shape, in the same dtype: its element i is this tensor's element `source(i)`, or zero.
+    ///
+    /// # Errors
+    /// [`TensorError`](InferError::TensorError) when the dtype is no float, [`OutOfMemory`](InferError::OutOfMemory).
+    pub fn rearranged(&self, shape: &[usize], source: impl Fn(usize) -> Option<usize>) -> Result<Self> {
+        let size = self.dtype()?.size();
+        let elements: usize = shape.iter().product();
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(elements * size).map_err(|_| InferError::OutOfMemory {
+            what: format!("a rearranged copy of tensor `{}`", self.name()),
+            bytes: elements * size,
+        })?;
+        bytes.resize(elements * size, 0);
+        let data = self.bytes();
+        for (i, to) in bytes.chunks_exact_mut(size).enumerate() {
+            if let Some(from) = source(i) {
+                to.copy_from_slice(&data[from * size..][..size]);
+            }
+        }
+        let entry = Entry { shape: shape.to_vec(), elements, range: 0..bytes.len(), ..(*self.entry).clone() };
+        Ok(Self { mapping: Arc::clone(&self.mapping), entry: Arc::new(entry), copy: Some(bytes.into()) })
     }
 
     /// Widens the `out.len()` elements from element `first` on into `out`, each exactly.

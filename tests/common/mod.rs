@@ -18,6 +18,23 @@ pub fn fixtures(prefix: &str) -> Vec<String> {
     names
 }
 
+/// Fixtures of mathematics that is refused: keys that the reference implementation knows and no published model uses.
+pub const REFUSED: [(&str, &str); 3] = [
+    ("deberta-talking", "talking_head"),
+    ("gte-logn", "logn_attention_scale"),
+    ("gte-logn-clip", "logn_attention_scale"),
+];
+
+/// Names of the fixtures that hold an encoder's checkpoint and its reference, sorted.
+pub fn encoders() -> Vec<String> {
+    let mut names = fixtures("");
+    names.retain(|n| fixture(n).join("config.json").is_file() && fixture(n).join("expected.safetensors").is_file());
+    let decoders = ["gpt2-", "llama-", "mistral-", "phi", "gemma", "qwen", "smollm"];
+    names.retain(|n| decoders.iter().all(|d| !n.starts_with(d)));
+    names.retain(|n| n != "st-tiny" && REFUSED.iter().all(|(refused, _)| n != refused));
+    names
+}
+
 /// Says what a test did not run. Written past the capture of the test harness: a skip is seen also in a green run.
 pub fn say(line: &str) {
     use std::io::Write;
@@ -45,6 +62,12 @@ impl Reference {
     pub fn open(name: &str) -> Self {
         let path = fixture(name).join("expected.safetensors");
         Self { bytes: std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())) }
+    }
+
+    /// Every tensor's name.
+    pub fn names(&self) -> Vec<String> {
+        let tensors = SafeTensors::deserialize(&self.bytes).unwrap();
+        tensors.names().into_iter().map(str::to_string).collect()
     }
 
     /// A floating-point tensor, if it is there.

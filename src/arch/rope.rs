@@ -1,0 +1,83 @@
+//! Rotary positions (arXiv 2104.09864): the frequencies of a model, and the angles they give.
+
+use crate::gpu::RopeLayout;
+
+/// One rotation of queries and keys.
+///
+/// Reference implementations compute frequencies and angles in binary32, and models are trained with that: powers are
+/// rounded to binary32 here, and so is the product of a frequency and a position.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeSpec {
+    /// Features of a head that are rotated; the rest pass.
+    pub rotary_dim: usize,
+    /// Which features form a pair.
+    pub layout: RopeLayout,
+    /// The base of the frequencies.
+    pub base: f64,
+    /// Turn of each pair a position, `[rotary_dim / 2]`.
+    pub frequencies: Vec<f32>,
+    /// Frequencies of longer sequences, where they have their own.
+    pub dynamic: Option<DynamicNtk>,
+    /// How the frequencies were rescaled, in words; empty where they were not.
+    pub rescaled: String,
+}
+
+/// Sequences longer than `trained` use the base times
+/// (factor * length / trained - (factor - 1)) ^ (rotary_dim / (rotary_dim - 2)).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DynamicNtk {
+    /// The stretch.
+    pub factor: f64,
+    /// Longest sequence of the training.
+    pub trained: usize,
+}
+
+/// base^(-2 i / rotary_dim) for each pair i.
+pub(super) fn frequencies(base: f64, rotary_dim: usize) -> Vec<f32> {
+    let base = f64::from(base as f32);
+    let power = |i: usize| libm::pow(base, f64::from((2 * i) as f32 / rotary_dim as f32)) as f32;
+    (0..rotary_dim / 2).map(|i| 1.0 / power(i)).collect()
+}
+
+impl RopeSpec {
+    /// Without any rescaling.
+    pub(super) fn plain(rotary_dim: usize, layout: RopeLayout, base: f64) -> Self {
+        let frequencies = frequencies(base, rotary_dim);
+        Self { rotary_dim, layout, base, frequencies, dynamic: None, rescaled: String::new() }
+    }
+
+    /// Whether a sequence of this length has frequencies of its own.
+    pub fn depends_on_length(&self, len: usize) -> bool {
+        self.dynamic.is_some_and(|d| len > d.trained)
+    }
+
+    /// Cosines and sines of `positions` in a sequence of `len` tokens, [positions, rotary_dim / 2] each.
+    pub fn angles(&self, positions: impl Iterator<Item = u32>, len: usize) -> (Vec<f32>, Vec<f32>) {
+        let own = match self.dynamic {
+            Some(DynamicNtk { factor, trained }) if len > trained => {
+                let dim = self.rotary_dim as f64;
+                let stretch = factor * len as f64 / trained as f64 - (factor - 1.0);
+                Some(frequencies(self.base * libm::pow(stretch, dim / (dim - 2.0)), self.rotary_dim))
+            }
+            _ => None,
+        };
+        let turns = own.as_deref().unwrap_or(&self.frequencies);
+        let angles = positions.flat_map(|p| turns.iter().map(move |f| f64::from(f * p as f32)));
+        angles.map(|a| (libm::cos(a) as f32, libm::sin(a) as f32)).unzip()
+    }
+
+    pub(super) fn in_words(&self) -> String {
+        let pairs = match self.layout {
+            RopeLayout::Halves => "in halves",
+            RopeLayout::Interleaved => "interleaved",
+        };
+        let mut text = format!("rotary, {} features {pairs}, base {}", self.rotary_dim, self.base);
+        if let Some(d) = self.dynamic {
+            text += &format!(", dynamic NTK {} beyond {} tokens", d.factor, d.trained);
+        }
+        if !self.rescaled.is_empty() {
+            text += &format!(", {}", self.rescaled);
+        }
+        text
+    }
+}
