@@ -90,12 +90,16 @@ pub(crate) struct PackedBatch {
     pub type_ids: Vec<u32>,
     pub positions: Vec<u32>,
     pub segments: Segments,
+    /// The length of each sequence by which its rotation goes: one past its last position, or more where it goes on
+    /// beyond this batch.
+    pub lengths: Vec<usize>,
 }
 
 impl PackedBatch {
     pub fn new<'a>(sequences: impl Iterator<Item = &'a Sequence> + Clone) -> Self {
         let segments = Segments::from_lengths(sequences.clone().map(|s| s.ids.len()));
-        let mut batch = Self { ids: Vec::new(), type_ids: Vec::new(), positions: Vec::new(), segments };
+        let mut batch =
+            Self { ids: Vec::new(), type_ids: Vec::new(), positions: Vec::new(), segments, lengths: Vec::new() };
         for s in sequences {
             let len = s.ids.len();
             batch.ids.extend_from_slice(&s.ids);
@@ -105,6 +109,7 @@ impl PackedBatch {
             if s.positions.is_empty() {
                 batch.positions.extend(0..len as u32);
             }
+            batch.lengths.push(batch.positions.last().map_or(0, |p| *p as usize + 1));
         }
         batch
     }

@@ -23,14 +23,34 @@ pub enum ModelArchitecture {
     DistilBert,
     /// Discriminators and generators (arXiv 2003.10555).
     Electra,
+    /// Gemma (arXiv 2403.08295).
+    Gemma,
+    /// Gemma 2 (arXiv 2408.00118).
+    Gemma2,
+    /// The text model of Gemma 3, and EmbeddingGemma (arXiv 2503.19786).
+    Gemma3,
+    /// GPT-2 (Radford et al., 2019).
+    Gpt2,
     /// GTE, whose `model_type` is "new" (arXiv 2407.19669).
     Gte,
+    /// LLaMA and what has its shape (arXiv 2302.13971).
+    Llama,
+    /// Mistral (arXiv 2310.06825).
+    Mistral,
     /// Alternating local and global attention (arXiv 2412.13663).
     ModernBert,
     /// Learned positions and relative biases (arXiv 2004.09297).
     Mpnet,
     /// Rotary positions and SwiGLU (arXiv 2402.01613).
     NomicBert,
+    /// Phi (arXiv 2309.05463).
+    Phi,
+    /// Phi-3 (arXiv 2404.14219).
+    Phi3,
+    /// Qwen2 (arXiv 2407.10671).
+    Qwen2,
+    /// Qwen3 (arXiv 2505.09388).
+    Qwen3,
     /// RoBERTa, XLM-RoBERTa and CamemBERT (arXiv 1907.11692).
     Roberta,
     /// The encoders of T5 and mT5 (arXiv 1910.10683).
@@ -47,12 +67,22 @@ impl ModelArchitecture {
         ("deberta-v2", ModelArchitecture::DebertaV2),
         ("distilbert", ModelArchitecture::DistilBert),
         ("electra", ModelArchitecture::Electra),
+        ("gemma", ModelArchitecture::Gemma),
+        ("gemma2", ModelArchitecture::Gemma2),
+        ("gemma3_text", ModelArchitecture::Gemma3),
+        ("gpt2", ModelArchitecture::Gpt2),
         ("gte", ModelArchitecture::Gte),
+        ("llama", ModelArchitecture::Llama),
+        ("mistral", ModelArchitecture::Mistral),
         ("modernbert", ModelArchitecture::ModernBert),
         ("mpnet", ModelArchitecture::Mpnet),
         ("mt5", ModelArchitecture::T5),
         ("new", ModelArchitecture::Gte),
         ("nomic_bert", ModelArchitecture::NomicBert),
+        ("phi", ModelArchitecture::Phi),
+        ("phi3", ModelArchitecture::Phi3),
+        ("qwen2", ModelArchitecture::Qwen2),
+        ("qwen3", ModelArchitecture::Qwen3),
         ("roberta", ModelArchitecture::Roberta),
         ("t5", ModelArchitecture::T5),
         ("xlm-roberta", ModelArchitecture::Roberta),
@@ -134,10 +164,10 @@ impl BertConfig {
                 "`model_type` is missing; it names the model family, such as \"bert\"",
             ));
         }
-        // A key set to null means the same as an absent one.
-        map.retain(|_, v| !v.is_null());
         let model_type = map["model_type"].clone();
         crate::arch::normalise(model_type.as_str().unwrap_or_default(), map);
+        // A key set to null means none, where a family has a value for an absent one.
+        map.retain(|_, v| !v.is_null());
         let parsed: std::result::Result<Self, _> = serde_json::from_value(value);
         match parsed {
             Ok(config) => Ok(config),

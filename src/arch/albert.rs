@@ -31,7 +31,7 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
     // Layer l runs group floor(l / (layers / groups)), in binary64 as the reference has it.
     let group = |l: usize| (l as f64 / (layers as f64 / groups as f64)) as usize;
     let runs = (0..layers).flat_map(|l| (0..inner).map(move |i| group(l) * inner + i));
-    spec.layers = runs.map(|weights| LayerSpec { weights, window: None, rope: 0 }).collect();
+    spec.layers = runs.map(|weights| LayerSpec { weights, window: None, rope: 0, scale: None }).collect();
     spec.head = masked_lm_or(c, head, tanh_classifier(c)?)?;
 
     let mut t = TensorTable::new("albert", &["", "albert."], "embeddings.word_embeddings.weight");
@@ -55,7 +55,7 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
             bias.bare().or_bare("predictions.decoder.bias");
             t.ignore(&["predictions.decoder.bias"]);
         }
-        HeadSpec::None => {}
+        _ => {}
     }
     if !matches!(spec.head, HeadSpec::MaskedLm { .. }) {
         t.ignore(&["predictions.*"]);

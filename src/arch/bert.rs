@@ -39,7 +39,7 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
             t.bare_linear("head.out", "classifier", (labels, h), true);
         }
         HeadSpec::MaskedLm { .. } => masked_lm(&mut t, &spec),
-        HeadSpec::None => {}
+        _ => {}
     }
     if !matches!(spec.head, HeadSpec::MaskedLm { .. }) {
         t.ignore(&["cls.*"]);
@@ -61,7 +61,7 @@ pub(super) fn tanh_classifier(c: &BertConfig) -> Result<HeadSpec> {
 /// The masked language model's head if it is asked for, else `other`.
 pub(super) fn masked_lm_or(c: &BertConfig, head: HeadChoice, other: HeadSpec) -> Result<HeadSpec> {
     Ok(match head {
-        HeadChoice::Configured => other,
+        HeadChoice::Configured | HeadChoice::Vectors => other,
         HeadChoice::MaskedLm => HeadSpec::MaskedLm { activation: c.activation()? },
     })
 }
@@ -79,6 +79,7 @@ pub(super) fn post_norm(c: &BertConfig, family: &'static str) -> Result<ModelSpe
             width: c.hidden_size,
             token_types: c.type_vocab_size,
             positions: Some(LearnedPositions { rows: positions, numbering: Numbering::Position }),
+            scale: None,
             norm: Some(NormKind::LayerNorm),
             norm_projected: false,
         },
@@ -90,6 +91,8 @@ pub(super) fn post_norm(c: &BertConfig, family: &'static str) -> Result<ModelSpe
             scale: root_scale(head_dim, 1),
             positions: ScorePositions::None,
             qk_norm: None,
+            causal: false,
+            softcap: None,
         },
         feed_forward: FeedForwardSpec {
             intermediate_size: positive("intermediate_size", c.intermediate_size)?,

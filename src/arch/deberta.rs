@@ -59,8 +59,8 @@ pub(super) fn body(c: &BertConfig, head: HeadChoice, family: &'static str) -> Re
     }
     spec.head = match (head, c.classifier_labels()?) {
         (HeadChoice::MaskedLm, _) => HeadSpec::MaskedLm { activation: c.activation()? },
-        (HeadChoice::Configured, None) => HeadSpec::None,
-        (HeadChoice::Configured, Some(labels)) => {
+        (_, None) => HeadSpec::None,
+        (_, Some(labels)) => {
             let pooled = c.size("pooler_hidden_size", spec.hidden_size)?;
             if pooled != spec.hidden_size {
                 return Err(unsupported("pooler_hidden_size", pooled, &format!("hidden_size, {}", spec.hidden_size)));
@@ -159,7 +159,7 @@ pub(super) fn body_rows(t: &mut TensorTable, spec: &ModelSpec, legacy: bool) {
             t.add("head.out.bias", format!("{name}.bias"), &[spec.embedding.vocab_size]).bare();
             t.ignore(&["pooler.*", "cls.*", "mask_predictions.*"]);
         }
-        HeadSpec::None => t.ignore(&["pooler.*"]),
+        _ => t.ignore(&["pooler.*"]),
     }
     if !matches!(spec.head, HeadSpec::MaskedLm { .. }) {
         // Both layouts of the masked language model's head, and the replaced-token detector of version 3.

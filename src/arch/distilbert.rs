@@ -58,7 +58,7 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
             tied_decoder(&mut t, &spec, "vocab_projector.weight", "embeddings.word_embeddings.weight");
             t.add("head.out.bias", "vocab_projector.bias", &[vocab]).bare();
         }
-        HeadSpec::None => {}
+        _ => {}
     }
     if !matches!(spec.head, HeadSpec::MaskedLm { .. }) {
         t.ignore(&["vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.*"]);

@@ -26,8 +26,8 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
     // Both heads use GELU whatever `hidden_act` says.
     spec.head = match (head, c.classifier_labels()?) {
         (HeadChoice::MaskedLm, _) => HeadSpec::MaskedLm { activation: Activation::GeluErf },
-        (HeadChoice::Configured, None) => HeadSpec::None,
-        (HeadChoice::Configured, Some(labels)) => {
+        (_, None) => HeadSpec::None,
+        (_, Some(labels)) => {
             HeadSpec::Classifier { labels, pooling: PoolingMode::Cls, activation: Activation::GeluErf, norm: false }
         }
     };
@@ -49,7 +49,7 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
             tied_decoder(&mut t, &spec, "generator_lm_head.weight", "embeddings.word_embeddings.weight");
             t.add("head.out.bias", "generator_lm_head.bias", &[spec.embedding.vocab_size]).bare();
         }
-        HeadSpec::None => {}
+        _ => {}
     }
     if !matches!(spec.head, HeadSpec::MaskedLm { .. }) {
         t.ignore(&["generator_predictions.*", "generator_lm_head.*"]);

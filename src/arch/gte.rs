@@ -72,7 +72,7 @@ fn head_rows(t: &mut TensorTable, spec: &ModelSpec) {
             t.add("head.out.bias", "lm_head.decoder.bias", &[vocab]).bare();
             t.ignore(&["pooler.*"]);
         }
-        HeadSpec::None => t.ignore(&["pooler.*"]),
+        _ => t.ignore(&["pooler.*"]),
     }
     if !matches!(spec.head, HeadSpec::MaskedLm { .. }) {
         t.ignore(&["lm_head.*"]);

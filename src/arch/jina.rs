@@ -74,7 +74,7 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
             masked_lm(&mut t, &spec);
             t.ignore(&["pooler.*"]);
         }
-        HeadSpec::None => t.ignore(&["pooler.*", "cls.*"]),
+        _ => t.ignore(&["pooler.*", "cls.*"]),
     }
     Ok((spec, t))
 }

@@ -41,6 +41,7 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
             width: hidden_size,
             token_types: 0,
             positions: None,
+            scale: None,
             norm: Some(NormKind::LayerNorm),
             norm_projected: false,
         },
@@ -52,6 +53,8 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
             scale: root_scale(head_dim, 1),
             positions: ScorePositions::Rope(ropes),
             qk_norm: None,
+            causal: false,
+            softcap: None,
         },
         feed_forward: FeedForwardSpec {
             intermediate_size: positive("intermediate_size", c.intermediate_size)?,
@@ -123,8 +126,8 @@ fn layers(c: &BertConfig) -> Result<Vec<LayerSpec>> {
     };
     let layer = |l: usize| {
         Ok(match global(l)? {
-            true => LayerSpec { weights: l, window: None, rope: GLOBAL },
-            false => LayerSpec { weights: l, window: Some(reach), rope: LOCAL },
+            true => LayerSpec { weights: l, window: None, rope: GLOBAL, scale: None },
+            false => LayerSpec { weights: l, window: Some(reach), rope: LOCAL, scale: None },
         })
     };
     (0..count).map(layer).collect()
@@ -154,7 +157,6 @@ fn table(c: &BertConfig, s: &ModelSpec) -> Result<TensorTable> {
     }
     t.norm("final_norm", "final_norm", h, norm_bias);
     match s.head {
-        HeadSpec::None => t.ignore(&["head.*", "decoder.*", "classifier.*"]),
         HeadSpec::Classifier { labels, .. } => {
             t.bare_linear("head.dense", "head.dense", (h, h), head_bias);
             t.bare_norm("head.norm", "head.norm", h, norm_bias);
@@ -168,6 +170,7 @@ fn table(c: &BertConfig, s: &ModelSpec) -> Result<TensorTable> {
                 t.add("head.out.bias", "decoder.bias", &[vocab]).bare();
             }
         }
+        _ => t.ignore(&["head.*", "decoder.*", "classifier.*"]),
     }
     Ok(t)
 }

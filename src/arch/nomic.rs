@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::bert::{embeddings, post_norm, tanh_classifier};
 use super::keys::{activation, positive, unsupported};
-use super::rope::{DynamicNtk, RopeSpec};
+use super::rope::{LongFrequencies, LongerRope, RopeSpec};
 use super::{FeedForwardSpec, HeadChoice, HeadSpec, ModelSpec, ScorePositions, TensorTable};
 use crate::config::BertConfig;
 use crate::error::Result;
@@ -142,7 +142,7 @@ fn rope(c: &BertConfig, rotary_dim: f64, head_dim: usize) -> Result<RopeSpec> {
         if factor < 1.0 || dim < 4 {
             return Err(unsupported("rotary_scaling_factor", factor, "at least 1, with 4 or more rotated features"));
         }
-        rope.dynamic = Some(DynamicNtk { factor, trained });
+        rope.longer = Some(LongerRope { trained, frequencies: LongFrequencies::DynamicNtk { factor } });
     }
     Ok(rope)
 }

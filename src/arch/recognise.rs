@@ -14,9 +14,13 @@ const MARKS: &[(&str, &str)] = &[
     ("mlp.fc11.weight", "nomic_bert"),
     ("post_mlp_layernorm.weight", "nomic_bert"),
     ("mlp.up_gate_proj.weight", "new"),
+    ("attn.c_attn.weight", "gpt2"),
+    ("self_attn.qkv_proj.weight", "phi3"),
+    ("self_attn.dense.weight", "phi"),
     ("roberta.encoder.layer.0.attention", "roberta"),
     ("electra.encoder.layer.0.attention", "electra"),
     ("attention.self.query.weight", "bert"),
+    ("self_attn.q_proj.weight", "llama"),
 ];
 
 /// The family whose names these are, if one is recognised.

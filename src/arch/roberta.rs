@@ -61,7 +61,7 @@ pub(super) fn head_rows(t: &mut TensorTable, spec: &ModelSpec) {
             t.add("head.out.bias", "lm_head.bias", &[vocab]).bare().or_bare("lm_head.decoder.bias");
             t.ignore(&["lm_head.decoder.bias"]);
         }
-        HeadSpec::None => {}
+        _ => {}
     }
     if !matches!(spec.head, HeadSpec::MaskedLm { .. }) {
         t.ignore(&["lm_head.*"]);

@@ -16,20 +16,33 @@ pub struct RopeSpec {
     pub base: f64,
     /// Turn of each pair a position, `[rotary_dim / 2]`.
     pub frequencies: Vec<f32>,
-    /// Frequencies of longer sequences, where they have their own.
-    pub dynamic: Option<DynamicNtk>,
+    /// What sequences beyond a length do instead.
+    pub longer: Option<LongerRope>,
+    /// Factor of cosines and sines.
+    pub amplitude: f32,
     /// How the frequencies were rescaled, in words; empty where they were not.
     pub rescaled: String,
 }
 
-/// Sequences longer than `trained` use the base times
-/// (factor * length / trained - (factor - 1)) ^ (rotary_dim / (rotary_dim - 2)).
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct DynamicNtk {
-    /// The stretch.
-    pub factor: f64,
-    /// Longest sequence of the training.
+/// Frequencies of sequences longer than `trained` tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LongerRope {
+    /// The longest sequence with ordinary frequencies.
     pub trained: usize,
+    /// The frequencies of the others.
+    pub frequencies: LongFrequencies,
+}
+
+/// Where the frequencies of long sequences come from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LongFrequencies {
+    /// Those of the base times (factor * length / trained - (factor - 1)) ^ (rotary_dim / (rotary_dim - 2)).
+    DynamicNtk {
+        /// The stretch.
+        factor: f64,
+    },
+    /// A list of their own (LongRoPE, arXiv 2402.13753).
+    Listed(Vec<f32>),
 }
 
 /// base^(-2 i / rotary_dim) for each pair i.
@@ -43,27 +56,44 @@ impl RopeSpec {
     /// Without any rescaling.
     pub(super) fn plain(rotary_dim: usize, layout: RopeLayout, base: f64) -> Self {
         let frequencies = frequencies(base, rotary_dim);
-        Self { rotary_dim, layout, base, frequencies, dynamic: None, rescaled: String::new() }
+        Self { rotary_dim, layout, base, frequencies, longer: None, amplitude: 1.0, rescaled: String::new() }
     }
 
     /// Whether a sequence of this length has frequencies of its own.
     pub fn depends_on_length(&self, len: usize) -> bool {
-        self.dynamic.is_some_and(|d| len > d.trained)
+        self.longer.as_ref().is_some_and(|l| len > l.trained)
+    }
+
+    /// A number that two lengths share when they share their frequencies.
+    pub fn regime(&self, len: usize) -> usize {
+        match &self.longer {
+            Some(LongerRope { trained, frequencies }) if len > *trained => match frequencies {
+                LongFrequencies::DynamicNtk { .. } => len,
+                LongFrequencies::Listed(_) => usize::MAX,
+            },
+            _ => 0,
+        }
+    }
+
+    fn long_frequencies(&self, len: usize) -> Option<Vec<f32>> {
+        let longer = self.longer.as_ref().filter(|l| len > l.trained)?;
+        Some(match &longer.frequencies {
+            LongFrequencies::Listed(list) => list.clone(),
+            LongFrequencies::DynamicNtk { factor } => {
+                let dim = self.rotary_dim as f64;
+                let stretch = factor * len as f64 / longer.trained as f64 - (factor - 1.0);
+                frequencies(self.base * libm::pow(stretch, dim / (dim - 2.0)), self.rotary_dim)
+            }
+        })
     }
 
     /// Cosines and sines of `positions` in a sequence of `len` tokens, [positions, rotary_dim / 2] each.
     pub fn angles(&self, positions: impl Iterator<Item = u32>, len: usize) -> (Vec<f32>, Vec<f32>) {
-        let own = match self.dynamic {
-            Some(DynamicNtk { factor, trained }) if len > trained => {
-                let dim = self.rotary_dim as f64;
-                let stretch = factor * len as f64 / trained as f64 - (factor - 1.0);
-                Some(frequencies(self.base * libm::pow(stretch, dim / (dim - 2.0)), self.rotary_dim))
-            }
-            _ => None,
-        };
+        let own = self.long_frequencies(len);
         let turns = own.as_deref().unwrap_or(&self.frequencies);
         let angles = positions.flat_map(|p| turns.iter().map(move |f| f64::from(f * p as f32)));
-        angles.map(|a| (libm::cos(a) as f32, libm::sin(a) as f32)).unzip()
+        let amplitude = self.amplitude;
+        angles.map(|a| (libm::cos(a) as f32 * amplitude, libm::sin(a) as f32 * amplitude)).unzip()
     }
 
     pub(super) fn in_words(&self) -> String {
@@ -72,8 +102,14 @@ impl RopeSpec {
             RopeLayout::Interleaved => "interleaved",
         };
         let mut text = format!("rotary, {} features {pairs}, base {}", self.rotary_dim, self.base);
-        if let Some(d) = self.dynamic {
-            text += &format!(", dynamic NTK {} beyond {} tokens", d.factor, d.trained);
+        match &self.longer {
+            None => {}
+            Some(LongerRope { trained, frequencies: LongFrequencies::DynamicNtk { factor } }) => {
+                text += &format!(", dynamic NTK {factor} beyond {trained} tokens");
+            }
+            Some(LongerRope { trained, frequencies: LongFrequencies::Listed(_) }) => {
+                text += &format!(", other frequencies beyond {trained} tokens");
+            }
         }
         if !self.rescaled.is_empty() {
             text += &format!(", {}", self.rescaled);

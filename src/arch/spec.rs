@@ -41,6 +41,8 @@ pub struct EmbeddingSpec {
     pub token_types: usize,
     /// Learned positions.
     pub positions: Option<LearnedPositions>,
+    /// Factor of the sum.
+    pub scale: Option<f32>,
     /// The norm that follows the sum.
     pub norm: Option<NormKind>,
     /// Whether that norm follows the projection, and not the sum.
@@ -83,6 +85,10 @@ pub enum NormPlace {
     Post,
     /// x + f(norm(x)), and a norm after the last layer.
     Pre,
+    /// x + norm(f(norm(x))), and a norm after the last layer.
+    Both,
+    /// x + attention(norm(x)) + feed_forward(norm(x)), and a norm after the last layer.
+    Parallel,
 }
 
 /// Multi-head attention.
@@ -100,6 +106,10 @@ pub struct AttentionSpec {
     pub positions: ScorePositions,
     /// Norms of queries and keys.
     pub qk_norm: Option<QkNorm>,
+    /// Whether a token sees only itself and those before it.
+    pub causal: bool,
+    /// Scaled scores become c tanh(z / c).
+    pub softcap: Option<f32>,
 }
 
 /// A norm of queries and keys before positions enter.
@@ -166,14 +176,16 @@ pub struct FeedForwardSpec {
 }
 
 /// What one layer does differently from the others.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerSpec {
     /// Which stored layer's weights it uses.
     pub weights: usize,
-    /// It attends to keys at most so many positions away, on either side.
+    /// It attends to keys at most so many positions away, on either side where the model is not causal.
     pub window: Option<u32>,
     /// Which of the model's rotations it uses.
     pub rope: usize,
+    /// Factor of the scores, where it is not the model's.
+    pub scale: Option<f32>,
 }
 
 /// A convolution over tokens, DeBERTa-v2's: norm(layer + act(conv(embeddings))).
@@ -186,7 +198,7 @@ pub struct ConvolutionSpec {
 }
 
 /// What follows the last layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum HeadSpec {
     /// Nothing: token vectors are the output.
     None,
@@ -206,6 +218,11 @@ pub enum HeadSpec {
         /// The dense layer's function.
         activation: Activation,
     },
+    /// Scores of every vocabulary entry for the next token.
+    CausalLm {
+        /// Scores become c tanh(x / c).
+        softcap: Option<f32>,
+    },
 }
 
 impl ModelSpec {
@@ -216,6 +233,6 @@ impl ModelSpec {
 
     /// Layers that use the stored layers 0, 1, 2, ... and see every key.
     pub fn plain_layers(count: usize) -> Vec<LayerSpec> {
-        (0..count).map(|weights| LayerSpec { weights, window: None, rope: 0 }).collect()
+        (0..count).map(|weights| LayerSpec { weights, window: None, rope: 0, scale: None }).collect()
     }
 }

@@ -17,7 +17,7 @@ pub struct TensorTable {
     /// A body tensor every checkpoint of the family has.
     pub(super) anchor: &'static str,
     pub(super) rows: Vec<Row>,
-    /// Names (a trailing `*` stands for any rest) that may be in the file and are not used. They are matched with and
+    /// Names (a `*` at either end stands for any text) that may be in the file and are not used. They are matched with and
     /// without the prefix.
     pub(super) ignored: Vec<&'static str>,
 }
@@ -49,6 +49,10 @@ pub(super) enum Edit {
     Rows(Range<usize>),
     /// Rows lie head by head, `of` parts in each head: part `part` of every head, [heads * dim, k].
     PartOfHeads { heads: usize, part: usize, of: usize },
+    /// A matrix stored [in, out].
+    Transposed,
+    /// 1 + each value.
+    PlusOne,
     /// A convolution's kernel [out, in / groups, taps] as a matrix over unfolded rows, [out, taps * in].
     Unfolded { groups: usize },
 }
@@ -66,6 +70,11 @@ impl Edit {
                     Some(((row / dim * of + part) * dim + row % dim) * k + column)
                 })
             }
+            Self::Transposed => {
+                let (k, n) = (t.shape()[0], t.shape()[1]);
+                t.rearranged(&[n, k], |i| Some(i % k * n + i / k))
+            }
+            Self::PlusOne => t.mapped(|v| v + 1.0),
             Self::Unfolded { groups } => {
                 let (out, within, taps) = (t.shape()[0], t.shape()[1], t.shape()[2]);
                 let input = within * groups;
@@ -252,9 +261,10 @@ impl TensorTable {
 
     fn ignores(&self, name: &str, prefix: &str) -> bool {
         let bare = name.strip_prefix(prefix).unwrap_or(name);
-        self.ignored.iter().any(|pattern| match pattern.strip_suffix('*') {
-            Some(stem) => name.starts_with(stem) || bare.starts_with(stem),
-            None => name == *pattern || bare == *pattern,
+        self.ignored.iter().any(|pattern| match (pattern.strip_prefix('*'), pattern.strip_suffix('*')) {
+            (Some(end), _) => name.ends_with(end),
+            (_, Some(stem)) => name.starts_with(stem) || bare.starts_with(stem),
+            _ => name == *pattern || bare == *pattern,
         })
     }
 }

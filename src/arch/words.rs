@@ -37,6 +37,9 @@ impl ModelSpec {
         if e.token_types > 0 {
             text += &format!(", {} token types", e.token_types);
         }
+        if let Some(scale) = e.scale {
+            text += &format!(", times {scale}");
+        }
         if let Some(norm) = e.norm {
             text += &format!(", {norm}");
         }
@@ -74,6 +77,8 @@ impl ModelSpec {
         let place = match self.norm.place {
             NormPlace::Post => "after each block (post-norm)",
             NormPlace::Pre => "before each block (pre-norm) and after the last layer",
+            NormPlace::Both => "before and after each block, and after the last layer",
+            NormPlace::Parallel => "before both blocks side by side, and after the last layer",
         };
         format!("{} {place}, eps {:e}", self.norm.kind, self.norm.eps)
     }
@@ -84,13 +89,18 @@ impl ModelSpec {
         if a.kv_heads != a.heads {
             text += &format!(", {} key and value heads", a.kv_heads);
         }
-        text += &format!(", bidirectional, scale {}", a.scale);
+        text += if a.causal { ", causal" } else { ", bidirectional" };
+        text += &format!(", scale {}", a.scale);
+        if let Some(cap) = a.softcap {
+            text += &format!(", scores capped at {cap}");
+        }
         if let Some(n) = a.qk_norm {
             text += &format!(", {} of queries and keys", n.kind);
         }
         let windows: Vec<u32> = self.layers.iter().filter_map(|l| l.window).collect();
         if let Some(w) = windows.first() {
-            text += &format!(", {} of {} layers see {w} tokens either side", windows.len(), self.layers.len());
+            let side = if a.causal { "back" } else { "either side" };
+            text += &format!(", {} of {} layers see {w} tokens {side}", windows.len(), self.layers.len());
         }
         text
     }
@@ -107,6 +117,10 @@ impl ModelSpec {
             HeadSpec::Classifier { labels, pooling, activation, norm } => {
                 let norm = if norm { ", norm" } else { "" };
                 format!("{pooling}, dense, {activation}{norm}, linear to {labels} label(s)")
+            }
+            HeadSpec::CausalLm { softcap } => {
+                let cap = softcap.map_or(String::new(), |c| format!(", capped at {c}"));
+                format!("next token: linear to {} tokens{cap}", self.embedding.vocab_size)
             }
             HeadSpec::MaskedLm { activation } => {
                 format!(

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::attention::{self, View};
+use super::kv::{self, Keys};
 use super::memory::{Pool, PooledBuf};
 use super::packed::{self, PackedMatrix, Product};
 use super::scores::{Bias, Shape};
@@ -13,8 +14,8 @@ use super::table::Kernels;
 use super::{dispatch, pooling};
 use crate::error::{InferError, Result};
 use crate::gpu::{
-    Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer, Norm,
-    NormKind, PoolingMode, Rope, RopeLayout, ScoreBias, Segments, Slices, Table, Weight,
+    Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer, KvStore,
+    Norm, NormKind, PoolingMode, Rope, RopeLayout, ScoreBias, Segments, Slices, StoredAttention, Table, Weight,
 };
 use crate::weights::Tensor;
 
@@ -361,6 +362,11 @@ impl GpuCompute for CpuCompute {
         Ok(())
     }
 
+    fn scale(&self, x: &mut Buffer, factor: f32) -> Result<()> {
+        each_rows(host_mut(x)?, 1, |_, part| part.iter_mut().for_each(|v| *v *= factor));
+        Ok(())
+    }
+
     fn mul(&self, x: &mut Buffer, y: &Buffer) -> Result<()> {
         expect("mul", "the second operand", y.len(), x.len())?;
         let y = host(y)?;
@@ -434,6 +440,61 @@ impl GpuCompute for CpuCompute {
                 }
             }
         }
+        Ok(())
+    }
+
+    fn kv_store(&self, kv_heads: usize, head_dim: usize) -> Result<KvStore> {
+        if kv_heads == 0 || head_dim == 0 {
+            return Err(InferError::InvalidArgument(format!("kv_store: {kv_heads} heads of {head_dim} features")));
+        }
+        Ok(KvStore::new(kv_heads, head_dim, Keys::default()))
+    }
+
+    fn kv_append(&self, store: &mut KvStore, k: Columns, v: Columns, rows: Range<usize>) -> Result<()> {
+        let width = store.kv_heads() * store.head_dim();
+        let view = |what: &str, c: Columns| {
+            expect("kv_append", "a row", c.stride, c.first + width)?;
+            let needed = if rows.is_empty() { 0 } else { (rows.end - 1) * c.stride + c.first + width };
+            expect("kv_append", what, c.buffer.len(), needed)
+        };
+        view("the keys", k)?;
+        view("the values", v)?;
+        let k = View { data: host(k.buffer)?, first: k.first, stride: k.stride };
+        let v = View { data: host(v.buffer)?, first: v.first, stride: v.stride };
+        kv::append(store, k, v, rows)
+    }
+
+    fn kv_keep(&self, store: &mut KvStore, first: usize, len: usize) -> Result<()> {
+        if len > store.len() || first > len || first < store.first() {
+            let (held_first, held) = (store.first(), store.len());
+            return Err(InferError::InvalidArgument(format!(
+                "kv_keep: keys {first} to {len} of a store that holds {held_first} to {held}"
+            )));
+        }
+        kv::keep(store, first, len)
+    }
+
+    fn kv_share(&self, store: &KvStore) -> Result<KvStore> {
+        let mut other = KvStore::new(store.kv_heads(), store.head_dim(), store.storage::<Keys>()?.clone());
+        other.set_range(store.first(), store.len());
+        Ok(other)
+    }
+
+    fn attend(&self, q: Columns, stores: &[&KvStore], s: &StoredAttention, out: &mut Buffer) -> Result<()> {
+        let sequences = kv::check(stores, s)?;
+        let Some(first) = stores.first() else { return Ok(()) };
+        let width = s.heads * first.head_dim();
+        let rows = s.segments.total();
+        expect("attend", "a row of the query", q.stride, q.first + width)?;
+        expect(
+            "attend",
+            "the query",
+            q.buffer.len(),
+            if rows == 0 { 0 } else { (rows - 1) * q.stride + q.first + width },
+        )?;
+        expect("attend", "the output", out.len(), rows * width)?;
+        let q = View { data: host(q.buffer)?, first: q.first, stride: q.stride };
+        kv::attend(self.kernels, q, &sequences, s, host_mut(out)?);
         Ok(())
     }
 

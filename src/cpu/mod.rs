@@ -8,6 +8,7 @@ mod avx512;
 mod compute;
 mod dispatch;
 mod gemm;
+mod kv;
 mod math;
 mod memory;
 #[cfg(target_arch = "aarch64")]

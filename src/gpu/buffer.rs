@@ -141,3 +141,60 @@ impl Table {
         self.storage.downcast_ref().ok_or_else(|| foreign("table"))
     }
 }
+
+/// The keys and values that a layer of one sequence has computed so far. Keys are numbered from 0, the sequence's first
+/// token.
+pub struct KvStore {
+    kv_heads: usize,
+    head_dim: usize,
+    len: usize,
+    first: usize,
+    storage: Storage,
+}
+
+impl KvStore {
+    /// Wraps a backend's storage of no keys yet.
+    pub fn new(kv_heads: usize, head_dim: usize, storage: impl Any + Send + Sync) -> Self {
+        Self { kv_heads, head_dim, len: 0, first: 0, storage: Box::new(storage) }
+    }
+
+    /// Key and value heads.
+    pub fn kv_heads(&self) -> usize {
+        self.kv_heads
+    }
+
+    /// Features of a head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// One past the last key.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no key was stored.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first key that is still there.
+    pub fn first(&self) -> usize {
+        self.first
+    }
+
+    /// Says which keys the storage holds; for backends.
+    pub fn set_range(&mut self, first: usize, len: usize) {
+        (self.first, self.len) = (first, len);
+    }
+
+    /// The backend's storage.
+    pub fn storage<T: Any>(&self) -> Result<&T> {
+        self.storage.downcast_ref().ok_or_else(|| foreign("key and value store"))
+    }
+
+    /// The backend's storage, to write.
+    pub fn storage_mut<T: Any>(&mut self) -> Result<&mut T> {
+        self.storage.downcast_mut().ok_or_else(|| foreign("key and value store"))
+    }
+}

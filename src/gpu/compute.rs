@@ -1,8 +1,10 @@
 //! The backend trait: primitives every backend has, and fused operations defined by their composition.
 
+use std::ops::Range;
+
 use super::{
-    Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuDeviceInfo, IndexBuffer, Norm, PoolingMode,
-    Rope, Segments, Slices, Table, Weight,
+    Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuDeviceInfo, IndexBuffer, KvStore, Norm,
+    PoolingMode, Rope, Segments, Slices, StoredAttention, Table, Weight,
 };
 use crate::error::Result;
 use crate::weights::Tensor;
@@ -48,6 +50,8 @@ pub trait GpuCompute: Send + Sync {
     fn activate(&self, x: &mut Buffer, activation: Activation) -> Result<()>;
     /// `x[i] += y[i]`.
     fn add(&self, x: &mut Buffer, y: &Buffer) -> Result<()>;
+    /// `x[i] *= factor`.
+    fn scale(&self, x: &mut Buffer, factor: f32) -> Result<()>;
     /// `x[i] *= y[i]`.
     fn mul(&self, x: &mut Buffer, y: &Buffer) -> Result<()>;
     /// Rotates the pairs of each head: (a, b) becomes (a cos - b sin, b cos + a sin).
@@ -65,6 +69,17 @@ pub trait GpuCompute: Send + Sync {
         taps: usize,
         out: &mut Buffer,
     ) -> Result<()>;
+    /// A store of no keys.
+    fn kv_store(&self, kv_heads: usize, head_dim: usize) -> Result<KvStore>;
+    /// Stores `rows` of the key and value columns, all their heads, after the keys already there.
+    fn kv_append(&self, store: &mut KvStore, k: Columns, v: Columns, rows: Range<usize>) -> Result<()>;
+    /// Keeps the keys `first..len`: those before may be forgotten, those after are.
+    fn kv_keep(&self, store: &mut KvStore, first: usize, len: usize) -> Result<()>;
+    /// A store that goes on from the same keys; what both hold may be held once.
+    fn kv_share(&self, store: &KvStore) -> Result<KvStore>;
+    /// Attention over stored keys, [rows, heads * head_dim]: the bits of [`attention`](Self::attention) with a window
+    /// of no keys ahead over the whole sequence.
+    fn attend(&self, q: Columns, stores: &[&KvStore], shape: &StoredAttention, out: &mut Buffer) -> Result<()>;
     /// Pools each range of rows of `x` [rows, cols] into row i of `out` [ranges, out_stride], at column `out_first`.
     /// The first `skip` rows of each range, a prompt, take no part; a range with no others is an error.
     fn pool(

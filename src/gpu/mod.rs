@@ -8,11 +8,11 @@ mod shapes;
 
 use std::sync::Arc;
 
-pub use buffer::{Buffer, IndexBuffer, Table, Weight};
+pub use buffer::{Buffer, IndexBuffer, KvStore, Table, Weight};
 pub use compute::GpuCompute;
 pub use shapes::{
     Activation, AttentionShape, Columns, Disentangled, Epilogue, KeyWindow, Norm, NormKind, PoolingMode, Rope,
-    RopeLayout, ScoreBias, Segments, Slices,
+    RopeLayout, ScoreBias, Segments, Slices, StoredAttention,
 };
 
 use crate::cpu::CpuCompute;

@@ -222,6 +222,21 @@ impl AttentionShape<'_> {
     }
 }
 
+/// Causal self-attention of new tokens over stored keys, their own included. The rows of a sequence are its last ones.
+#[derive(Clone, Copy)]
+pub struct StoredAttention<'a> {
+    /// The new rows of each sequence.
+    pub segments: &'a Segments,
+    /// Query heads; the stores' key heads divide them.
+    pub heads: usize,
+    /// Factor of the scores.
+    pub scale: f32,
+    /// Keys before the query's own that take part.
+    pub behind: u32,
+    /// Scaled scores become c tanh(z / c).
+    pub softcap: Option<f32>,
+}
+
 /// Which norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormKind {

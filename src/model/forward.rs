@@ -2,12 +2,13 @@
 
 use super::BertModel;
 use super::positions::Angles;
-use super::weights::Layer;
+use super::weights::{Layer, Linear, NormWeights};
 use crate::arch::{LayerSpec, NormPlace, QkNorm};
 use crate::batch::PackedBatch;
 use crate::error::Result;
 use crate::gpu::{
-    Activation, AttentionShape, Buffer, Columns, Epilogue, IndexBuffer, KeyWindow, Rope, ScoreBias, Slices,
+    Activation, AttentionShape, Buffer, Columns, Epilogue, IndexBuffer, KeyWindow, KvStore, Rope, ScoreBias, Slices,
+    StoredAttention,
 };
 
 /// Sees named intermediates as they are computed: `embeddings` (what enters the first layer), and for each layer l
@@ -24,16 +25,30 @@ fn show(observer: &mut Option<&mut Observer>, name: impl FnOnce() -> String, buf
 }
 
 /// What every layer of a pass needs of its batch.
-struct Pass<'a> {
+pub(super) struct Pass<'a> {
     batch: &'a PackedBatch,
     positions: IndexBuffer,
     /// One for each of the model's rotations.
     angles: Vec<Angles>,
 }
 
+/// The stored keys of each sequence of a batch, layer by layer: `stores[sequence][layer]`.
+pub(super) type Stores<'a> = [&'a mut Vec<KvStore>];
+
 impl BertModel {
     /// Token vectors of a packed batch, [T, H].
-    pub(super) fn hidden(&self, batch: &PackedBatch, mut observer: Option<&mut Observer>) -> Result<Buffer> {
+    pub(super) fn hidden(&self, batch: &PackedBatch, observer: Option<&mut Observer>) -> Result<Buffer> {
+        self.run_layers(batch, None, observer)
+    }
+
+    /// Token vectors of a packed batch, [T, H]. With `stores`, each sequence goes on after its stored keys, and its own
+    /// are stored.
+    pub(super) fn run_layers(
+        &self,
+        batch: &PackedBatch,
+        mut stores: Option<&mut Stores>,
+        mut observer: Option<&mut Observer>,
+    ) -> Result<Buffer> {
         let compute = self.compute();
         let rotations = self.weights.positions.rotations().iter();
         let angles = rotations.map(|r| r.angles(compute, batch)).collect::<Result<_>>()?;
@@ -42,7 +57,7 @@ impl BertModel {
         show(&mut observer, || "embeddings".to_string(), &x)?;
         let first = if self.weights.convolution.is_some() { Some(self.copy(&x)?) } else { None };
         for (l, spec) in self.spec.layers.iter().enumerate() {
-            x = self.layer(&pass, spec, l, x, &mut observer)?;
+            x = self.layer(&pass, spec, l, x, &mut stores, &mut observer)?;
             if let Some(embedded) = first.as_ref().filter(|_| l == 0) {
                 self.convolve(&pass, embedded, &mut x)?;
             }
@@ -67,6 +82,9 @@ impl BertModel {
             let rows = batch.position_rows(learned.numbering);
             compute.gather(table, &compute.upload_index(&rows)?, true, &mut x)?;
         }
+        if let Some(factor) = spec.scale {
+            compute.scale(&mut x, factor)?;
+        }
         let norm = |x: &mut Buffer| match &w.embedding_norm {
             Some(norm) => compute.norm_rows(x, norm.norm()),
             None => Ok(()),
@@ -83,65 +101,88 @@ impl BertModel {
         Ok(x)
     }
 
-    /// One layer: attention and the feed-forward block, each with its residual and norm.
+    /// One layer: attention and the feed-forward block, each with its residual and norms.
     fn layer(
         &self,
         pass: &Pass,
         spec: &LayerSpec,
         index: usize,
         x: Buffer,
+        stores: &mut Option<&mut Stores>,
         observer: &mut Option<&mut Observer>,
     ) -> Result<Buffer> {
-        let (compute, w) = (self.compute(), &self.weights.layers[spec.weights]);
-        let tokens = pass.batch.ids.len();
+        let w = &self.weights.layers[spec.weights];
         let name = |part: &str| format!("layer.{index}.{part}");
-        let post = self.spec.norm.place == NormPlace::Post;
+        let place = self.spec.norm.place;
+        let post = |norm| if place == NormPlace::Post { norm } else { None };
 
-        let normed = if post { None } else { self.normed(&x, w.attn_norm.as_ref())? };
-        let context = self.attention(pass, spec, w, normed.as_ref().unwrap_or(&x))?; // [T, heads * head_dim]
+        let normed = if place == NormPlace::Post { None } else { self.normed(&x, w.attn_norm.as_ref())? };
+        let qkv = self.project(pass, spec, w, normed.as_ref().unwrap_or(&x))?; // [T, q + 2 kv]
+        let context = match stores {
+            None => self.attention(pass, spec, w, &qkv)?, // [T, heads * head_dim]
+            Some(stores) => self.attention_over_stores(pass, spec, index, &qkv, stores)?,
+        };
+        drop(qkv);
         show(observer, || name("attn_context"), &context)?;
 
-        let mut a = compute.alloc(x.len())?; // [T, H]
-        let (out, bias) = (&w.attn_out.weight, w.attn_out.bias.as_ref());
-        match (&w.attn_inner_norm, &w.attn_norm) {
-            (Some(inner), Some(norm)) if post => {
-                compute.linear_add_norm(&context, tokens, out, bias, &x, inner.norm(), &mut a)?;
-                compute.add(&mut a, &x)?;
-                compute.norm_rows(&mut a, norm.norm())?;
+        let inner_norm = w.attn_inner_norm.as_ref();
+        let mut a = match post(w.attn_norm.as_ref()) {
+            Some(norm) if inner_norm.is_some() => {
+                let mut a = self.join(&context, &w.attn_out, &x, None, inner_norm)?;
+                self.compute().add(&mut a, &x)?;
+                self.compute().norm_rows(&mut a, norm.norm())?;
+                a
             }
-            (_, Some(norm)) if post => compute.linear_add_norm(&context, tokens, out, bias, &x, norm.norm(), &mut a)?,
-            _ => compute.matmul(
-                &context,
-                tokens,
-                out,
-                Epilogue { bias, residual: Some(&x), ..Epilogue::NONE },
-                &mut a,
-            )?,
-        }
+            norm => self.join(&context, &w.attn_out, &x, w.attn_out_norm.as_ref(), norm)?, // [T, H]
+        };
         show(observer, || name("attn_norm"), &a)?;
-        drop((context, normed));
+        drop((context, x));
 
-        let normed = if post { None } else { self.normed(&a, Some(&w.ffn_norm))? };
-        let inner = self.feed_forward(w, normed.as_ref().unwrap_or(&a), tokens)?; // [T, I]
+        let normed = match place {
+            NormPlace::Post => None,
+            NormPlace::Parallel => normed,
+            NormPlace::Pre | NormPlace::Both => self.normed(&a, w.ffn_norm.as_ref())?,
+        };
+        let inner = self.feed_forward(w, normed.as_ref().unwrap_or(&a), pass.batch.ids.len())?; // [T, I]
         show(observer, || name("ffn_act"), &inner)?;
-
-        let mut y = x; // its values are spent
-        let (down, bias) = (&w.ffn_down.weight, w.ffn_down.bias.as_ref());
-        if post {
-            compute.linear_add_norm(&inner, tokens, down, bias, &a, w.ffn_norm.norm(), &mut y)?;
-        } else {
-            compute.matmul(&inner, tokens, down, Epilogue { bias, residual: Some(&a), ..Epilogue::NONE }, &mut y)?;
-        }
-        Ok(y)
+        drop(normed);
+        a = self.join(&inner, &w.ffn_down, &a, w.ffn_out_norm.as_ref(), post(w.ffn_norm.as_ref()))?;
+        Ok(a)
     }
 
-    /// Self-attention before its output projection, [T, heads * head_dim].
-    fn attention(&self, pass: &Pass, spec: &LayerSpec, w: &Layer, x: &Buffer) -> Result<Buffer> {
+    /// The end of a block: `residual + branch(x W^T + bias)`, or `post(residual + x W^T + bias)`, [T, H].
+    fn join(
+        &self,
+        x: &Buffer,
+        linear: &Linear,
+        residual: &Buffer,
+        branch: Option<&NormWeights>,
+        post: Option<&NormWeights>,
+    ) -> Result<Buffer> {
+        let (compute, rows) = (self.compute(), residual.len() / self.spec.hidden_size);
+        let (weight, bias) = (&linear.weight, linear.bias.as_ref());
+        if let Some(norm) = branch {
+            let mut out = linear.run(compute, x, rows, Activation::Identity)?;
+            compute.norm_rows(&mut out, norm.norm())?;
+            compute.add(&mut out, residual)?;
+            return Ok(out);
+        }
+        let mut out = compute.alloc(residual.len())?;
+        match post {
+            Some(norm) => compute.linear_add_norm(x, rows, weight, bias, residual, norm.norm(), &mut out)?,
+            None => {
+                let epilogue = Epilogue { bias, residual: Some(residual), ..Epilogue::NONE };
+                compute.matmul(x, rows, weight, epilogue, &mut out)?;
+            }
+        }
+        Ok(out)
+    }
+
+    /// Queries, keys and values side by side, normed and rotated as the spec says, [T, q + 2 kv].
+    fn project(&self, pass: &Pass, spec: &LayerSpec, w: &Layer, x: &Buffer) -> Result<Buffer> {
         let (compute, attention) = (self.compute(), &self.spec.attention);
-        let (tokens, dim) = (pass.batch.ids.len(), attention.head_dim);
-        let (q, kv) = (attention.heads * dim, attention.kv_heads * dim);
-        let stride = q + 2 * kv;
-        let mut qkv = w.qkv.run(compute, x, tokens, Activation::Identity)?; // [T, q + 2 kv]
+        let (q, stride) = (attention.heads * attention.head_dim, w.qkv.weight.n());
+        let mut qkv = w.qkv.run(compute, x, pass.batch.ids.len(), Activation::Identity)?;
         let norms = [(&w.q_norm, 0, attention.heads), (&w.k_norm, q, attention.kv_heads)];
         for (norm, first, heads) in norms {
             if let (Some(norm), Some(QkNorm { per_head, .. })) = (norm, attention.qk_norm) {
@@ -152,22 +193,65 @@ impl BertModel {
         if let Some(angles) = pass.angles.get(spec.rope) {
             self.rotate(&mut qkv, spec.rope, angles)?;
         }
-        let reach = spec.window.map_or(KeyWindow::ALL, |w| KeyWindow { behind: w, ahead: w });
+        Ok(qkv)
+    }
+
+    /// Self-attention of whole sequences before its output projection, [T, heads * head_dim].
+    fn attention(&self, pass: &Pass, spec: &LayerSpec, w: &Layer, qkv: &Buffer) -> Result<Buffer> {
+        let (compute, attention) = (self.compute(), &self.spec.attention);
+        let (q, kv) = (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);
+        let reach = spec.window.unwrap_or(u32::MAX);
         let bias: ScoreBias = self.weights.positions.bias(w);
         let shape = AttentionShape {
             segments: &pass.batch.segments,
             heads: attention.heads,
             kv_heads: attention.kv_heads,
-            head_dim: dim,
-            scale: attention.scale,
+            head_dim: attention.head_dim,
+            scale: spec.scale.unwrap_or(attention.scale),
             positions: &pass.positions,
             bias,
-            window: reach,
-            softcap: None,
+            window: KeyWindow { behind: reach, ahead: if attention.causal { 0 } else { reach } },
+            softcap: attention.softcap,
         };
-        let part = |first: usize| Columns { buffer: &qkv, first, stride };
-        let mut context = compute.alloc(tokens * q)?;
+        let part = |first: usize| Columns { buffer: qkv, first, stride: q + 2 * kv };
+        let mut context = compute.alloc(pass.batch.ids.len() * q)?;
         compute.attention(part(0), part(q), part(q + kv), &shape, &mut context)?;
+        Ok(context)
+    }
+
+    /// Causal self-attention of new tokens over stored keys and their own, which are stored first.
+    fn attention_over_stores(
+        &self,
+        pass: &Pass,
+        spec: &LayerSpec,
+        index: usize,
+        qkv: &Buffer,
+        stores: &mut Stores,
+    ) -> Result<Buffer> {
+        let (compute, attention) = (self.compute(), &self.spec.attention);
+        let (q, kv) = (attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim);
+        let part = |first: usize| Columns { buffer: qkv, first, stride: q + 2 * kv };
+        let segments = &pass.batch.segments;
+        for (layers, rows) in stores.iter_mut().zip(segments.iter()) {
+            compute.kv_append(&mut layers[index], part(q), part(q + kv), rows)?;
+        }
+        let shape = StoredAttention {
+            segments,
+            heads: attention.heads,
+            scale: spec.scale.unwrap_or(attention.scale),
+            behind: spec.window.unwrap_or(u32::MAX),
+            softcap: attention.softcap,
+        };
+        let mut context = compute.alloc(pass.batch.ids.len() * q)?;
+        let of_layer: Vec<&KvStore> = stores.iter().map(|layers| &layers[index]).collect();
+        compute.attend(part(0), &of_layer, &shape, &mut context)?;
+        if let Some(window) = spec.window {
+            for layers in stores.iter_mut() {
+                let store = &mut layers[index];
+                let (first, len) = (store.len().saturating_sub(window as usize), store.len());
+                compute.kv_keep(store, first.max(store.first()), len)?;
+            }
+        }
         Ok(context)
     }
 
@@ -212,7 +296,7 @@ impl BertModel {
     }
 
     /// A normed copy, where there is a norm.
-    fn normed(&self, x: &Buffer, norm: Option<&super::weights::NormWeights>) -> Result<Option<Buffer>> {
+    fn normed(&self, x: &Buffer, norm: Option<&NormWeights>) -> Result<Option<Buffer>> {
         let Some(norm) = norm else { return Ok(None) };
         let mut copy = self.copy(x)?;
         self.compute().norm_rows(&mut copy, norm.norm())?;

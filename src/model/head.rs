@@ -5,9 +5,9 @@ use crate::arch::{HeadSpec, ModelSpec};
 use crate::error::{InferError, Result};
 use crate::gpu::{Activation, Buffer, GpuCompute, NormKind, PoolingMode, Segments};
 
-/// dense -> activation -> norm, where there is one -> linear.
+/// dense -> activation -> norm, where there are any -> linear.
 pub(super) struct Head {
-    dense: Linear,
+    dense: Option<Linear>,
     norm: Option<NormWeights>,
     out: Linear,
 }
@@ -42,13 +42,14 @@ impl Head {
         if loader.spec.head == HeadSpec::None {
             return Ok(None);
         }
-        let (dense, out) = (loader.linear(&["head.dense".to_string()])?, loader.linear(&["head.out".to_string()])?);
+        let (dense, out) = (loader.optional_linear("head.dense")?, loader.linear(&["head.out".to_string()])?);
         let norm = loader.norm("head.norm", NormKind::LayerNorm, loader.spec.norm.eps)?;
         Ok(Some(Self { dense, norm, out }))
     }
 
     fn run(&self, compute: &dyn GpuCompute, x: &Buffer, rows: usize, activation: Activation) -> Result<Buffer> {
-        let mut inner = self.dense.run(compute, x, rows, activation)?;
+        let Some(dense) = &self.dense else { return self.out.run(compute, x, rows, Activation::Identity) };
+        let mut inner = dense.run(compute, x, rows, activation)?;
         if let Some(norm) = &self.norm {
             compute.norm_rows(&mut inner, norm.norm())?;
         }
@@ -66,8 +67,19 @@ impl Head {
 
     /// The scores of every vocabulary entry for `rows` tokens, [rows, vocab].
     pub fn token_scores(&self, c: &dyn GpuCompute, spec: &ModelSpec, x: &Buffer, rows: usize) -> Result<Buffer> {
-        let HeadSpec::MaskedLm { activation } = spec.head else { return Err(absent()) };
-        self.run(c, x, rows, activation)
+        match spec.head {
+            HeadSpec::MaskedLm { activation } => self.run(c, x, rows, activation),
+            HeadSpec::CausalLm { softcap } => {
+                let mut scores = self.run(c, x, rows, Activation::Identity)?;
+                if let Some(cap) = softcap {
+                    c.scale(&mut scores, 1.0 / cap)?;
+                    c.activate(&mut scores, Activation::Tanh)?;
+                    c.scale(&mut scores, cap)?;
+                }
+                Ok(scores)
+            }
+            HeadSpec::None | HeadSpec::Classifier { .. } => Err(absent()),
+        }
     }
 
     /// The sparse vector of each sequence, `[vocab]`. The largest score of each entry is found on the device.

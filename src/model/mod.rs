@@ -5,6 +5,7 @@ mod head;
 mod positions;
 mod weights;
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use crate::batch::{BATCH_TOKENS, PackedBatch, Sequence, plan};
 use crate::config::BertConfig;
 use crate::cpu::CpuCompute;
 use crate::error::{InferError, Result};
-use crate::gpu::{Buffer, GpuBackend, GpuCompute, PoolingMode, create_compute};
+use crate::gpu::{Buffer, GpuBackend, GpuCompute, KvStore, PoolingMode, create_compute};
 use crate::pooling::{Pooler, Step};
 use crate::weights::Checkpoint;
 use rayon::prelude::*;
@@ -152,7 +153,7 @@ impl BertModel {
     pub fn labels(&self) -> usize {
         match self.spec.head {
             HeadSpec::Classifier { labels, .. } => labels,
-            HeadSpec::None | HeadSpec::MaskedLm { .. } => 0,
+            _ => 0,
         }
     }
 
@@ -186,13 +187,50 @@ impl BertModel {
         results.into_iter().zip(sequences).map(split).collect()
     }
 
-    /// The scores of every vocabulary entry for each token of each sequence, [len, vocab_size], of a model loaded with
-    /// [`HeadChoice::MaskedLm`]. They take len * vocab_size * 4 bytes.
+    /// The scores of every vocabulary entry for each token of each sequence, [len, vocab_size]: a decoder's for the token
+    /// after it, a masked language model's (loaded with [`HeadChoice::MaskedLm`]) for the token in its place. They take
+    /// len * vocab_size * 4 bytes.
     pub fn token_scores(&self, sequences: &[Sequence]) -> Vec<Result<Vec<f32>>> {
         self.run(sequences, &|batch, hidden| {
             let scores = self.head()?.token_scores(&*self.compute, &self.spec, hidden, batch.ids.len())?;
             let lengths: Vec<_> = batch.segments.iter().map(|r| r.len() * self.spec.embedding.vocab_size).collect();
             self.read(&scores, &lengths)
+        })
+    }
+
+    /// Which rotation the keys of a sequence of this length have.
+    pub(crate) fn rotation_regime(&self, len: usize) -> Vec<usize> {
+        self.weights.positions.regime(len)
+    }
+
+    /// Runs the next tokens of sequences whose earlier keys are stored: `parts` are their positions and ids, `lengths`
+    /// the sequences' whole lengths, by which rotations go. With `score`, gives the scores of the token after each part.
+    pub(crate) fn run_stored(
+        &self,
+        parts: &[(Range<usize>, Vec<u32>)],
+        lengths: &[usize],
+        stores: &mut [&mut Vec<KvStore>],
+        score: bool,
+    ) -> Result<Vec<Vec<f32>>> {
+        let sequence = |(range, ids): &(Range<usize>, Vec<u32>)| Sequence {
+            ids: ids.clone(),
+            positions: range.clone().map(|p| p as u32).collect(),
+            type_ids: Vec::new(),
+        };
+        let sequences: Vec<Sequence> = parts.iter().map(sequence).collect();
+        sequences.iter().enumerate().try_for_each(|(i, s)| s.check(i, &self.spec))?;
+        let mut batch = PackedBatch::new(sequences.iter());
+        batch.lengths = lengths.to_vec();
+        on_pool(|| {
+            let hidden = self.run_layers(&batch, Some(stores), None)?;
+            if !score {
+                return Ok(Vec::new());
+            }
+            let (rows, width) = (batch.segments.len(), self.spec.hidden_size);
+            let mut last = self.compute.alloc(rows * width)?;
+            self.compute.pool(&hidden, width, &batch.segments, 0, PoolingMode::LastToken, (&mut last, 0, width))?;
+            let scores = self.head()?.token_scores(&*self.compute, &self.spec, &last, rows)?;
+            self.read(&scores, &vec![self.spec.embedding.vocab_size; rows])
         })
     }
 

@@ -70,14 +70,13 @@ impl Rotation {
 
     /// The angles of a batch. A sequence whose frequencies depend on its length has rows of its own.
     pub fn angles(&self, compute: &dyn GpuCompute, batch: &PackedBatch) -> Result<Angles> {
-        let reach = |range: std::ops::Range<usize>| batch.positions[range].last().map_or(0, |p| *p as usize + 1);
-        let longest = batch.segments.iter().map(reach).max().unwrap_or(0);
+        let longest = batch.lengths.iter().copied().max().unwrap_or(0);
         if !self.spec.depends_on_length(longest) {
             return Ok(Angles { table: self.table(compute, longest)?, rows: compute.upload_index(&batch.positions)? });
         }
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
-        for segment in batch.segments.iter() {
-            let (c, s) = self.spec.angles(batch.positions[segment.clone()].iter().copied(), reach(segment));
+        for (segment, len) in batch.segments.iter().zip(&batch.lengths) {
+            let (c, s) = self.spec.angles(batch.positions[segment].iter().copied(), *len);
             cos.extend(c);
             sin.extend(s);
         }
@@ -137,6 +136,11 @@ impl Positions {
                 position_queries: layer.position_queries.as_ref(),
             }),
         }
+    }
+
+    /// A number for each rotation that two lengths share when their keys are rotated alike.
+    pub fn regime(&self, len: usize) -> Vec<usize> {
+        self.rotations().iter().map(|r| r.spec.regime(len)).collect()
     }
 
     /// The rotations; none but with rotary positions.

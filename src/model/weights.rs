@@ -37,10 +37,15 @@ pub(super) struct Layer {
     pub attn_inner_norm: Option<NormWeights>,
     /// Before attention or after it, as the spec says; none in ModernBERT's first layer.
     pub attn_norm: Option<NormWeights>,
+    /// Of attention's output, before the residual.
+    pub attn_out_norm: Option<NormWeights>,
     pub ffn_gate: Option<Linear>,
     pub ffn_up: Linear,
     pub ffn_down: Linear,
-    pub ffn_norm: NormWeights,
+    /// Before the feed-forward block or after it; none where the attention's serves both.
+    pub ffn_norm: Option<NormWeights>,
+    /// Of the feed-forward block's output, before the residual.
+    pub ffn_out_norm: Option<NormWeights>,
 }
 
 /// DeBERTa-v2's convolution over unfolded rows, and the norm after it.
@@ -124,7 +129,7 @@ impl Loader<'_> {
         Ok(Linear { weight, bias: Some(self.compute.upload(&values)?) })
     }
 
-    fn optional_linear(&mut self, name: &str) -> Result<Option<Linear>> {
+    pub fn optional_linear(&mut self, name: &str) -> Result<Option<Linear>> {
         let has = self.tensors.has(&format!("{name}.weight"));
         has.then(|| self.linear(&[name.to_string()])).transpose()
     }
@@ -166,7 +171,6 @@ impl Loader<'_> {
             None => Ok(None),
         };
         let (q_norm, k_norm) = (qk_norm("q_norm")?, qk_norm("k_norm")?);
-        let ffn_norm = self.layer_norm(&name("ffn_norm"))?;
         Ok(Layer {
             qkv: self.linear(&qkv)?,
             q_norm,
@@ -176,10 +180,12 @@ impl Loader<'_> {
             attn_out: self.linear(&[name("attn_out")])?,
             attn_inner_norm: self.layer_norm(&name("attn_inner_norm"))?,
             attn_norm: self.layer_norm(&name("attn_norm"))?,
+            attn_out_norm: self.layer_norm(&name("attn_out_norm"))?,
             ffn_gate: self.optional_linear(&name("ffn_gate"))?,
             ffn_up: self.linear(&[name("ffn_up")])?,
             ffn_down: self.linear(&[name("ffn_down")])?,
-            ffn_norm: required(ffn_norm, &name("ffn_norm"))?,
+            ffn_norm: self.layer_norm(&name("ffn_norm"))?,
+            ffn_out_norm: self.layer_norm(&name("ffn_out_norm"))?,
         })
     }
 

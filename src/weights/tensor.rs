@@ -158,6 +158,16 @@ impl Tensor {
         Ok(values)
     }
 
+    /// A copy in F32 with each widened value through `f`.
+    ///
+    /// # Errors
+    /// As [`to_f32`](Self::to_f32).
+    pub fn mapped(&self, f: impl Fn(f32) -> f32) -> Result<Self> {
+        let bytes: Vec<u8> = self.to_f32()?.into_iter().flat_map(|v| f(v).to_le_bytes()).collect();
+        let entry = Entry { dtype: "F32".to_string(), range: 0..bytes.len(), ..(*self.entry).clone() };
+        Ok(Self { mapping: Arc::clone(&self.mapping), entry: Arc::new(entry), copy: Some(bytes.into()) })
+    }
+
     /// Index of the first element that is NaN or infinite.
     ///
     /// # Errors

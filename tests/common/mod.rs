@@ -25,13 +25,27 @@ pub const REFUSED: [(&str, &str); 3] = [
     ("gte-logn-clip", "logn_attention_scale"),
 ];
 
-/// Names of the fixtures that hold an encoder's checkpoint and its reference, sorted.
-pub fn encoders() -> Vec<String> {
+const DECODERS: [&str; 6] = ["gpt2-", "llama-", "mistral-", "phi", "gemma", "qwen"];
+
+/// Names of the fixtures that hold a checkpoint and its reference, sorted.
+fn checkpoints() -> Vec<String> {
     let mut names = fixtures("");
     names.retain(|n| fixture(n).join("config.json").is_file() && fixture(n).join("expected.safetensors").is_file());
-    let decoders = ["gpt2-", "llama-", "mistral-", "phi", "gemma", "qwen", "smollm"];
-    names.retain(|n| decoders.iter().all(|d| !n.starts_with(d)));
-    names.retain(|n| n != "st-tiny" && REFUSED.iter().all(|(refused, _)| n != refused));
+    names.retain(|n| !n.starts_with("st-") && REFUSED.iter().all(|(refused, _)| n != refused));
+    names
+}
+
+/// Names of the encoders' fixtures, sorted.
+pub fn encoders() -> Vec<String> {
+    let mut names = checkpoints();
+    names.retain(|n| DECODERS.iter().all(|d| !n.starts_with(d)));
+    names
+}
+
+/// Names of the decoders' fixtures, sorted.
+pub fn decoders() -> Vec<String> {
+    let mut names = checkpoints();
+    names.retain(|n| DECODERS.iter().any(|d| n.starts_with(d)));
     names
 }
 

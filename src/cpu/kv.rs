@@ -1,0 +1,261 @@
+//! Stored keys and values, in blocks of 512 tokens that are never moved, and causal attention over them.
+//!
+//! A block holds its tokens as panels, ready for the product kernels: keys `[head][token / 16][feature][token % 16]`,
+//! values `[head][feature / 16][token][feature % 16]`. 512 is where the chain over keys is cut, so that a block is one
+//! chain. Blocks are shared between stores until one of them writes.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::attention::View;
+use super::gemm::K_BLOCK;
+use super::memory::AlignedBuf;
+use super::packed::Output;
+use super::scores::{Bias, Shape};
+use super::simd::{PANEL, VIRTUAL_LANES};
+use super::table::{Kernels, Matrix, Multiply};
+use crate::error::{InferError, Result};
+use crate::gpu::{KeyWindow, KvStore, StoredAttention};
+
+/// Tokens of a block.
+const BLOCK: usize = K_BLOCK;
+
+/// Query rows whose scores are held at once.
+const QUERY_BLOCK: usize = 96;
+
+/// The blocks of one store; those whose tokens are forgotten are gone.
+#[derive(Clone, Default)]
+pub(super) struct Keys {
+    blocks: Vec<Option<Arc<Block>>>,
+}
+
+struct Block {
+    keys: AlignedBuf<f32>,
+    values: AlignedBuf<f32>,
+}
+
+impl Block {
+    fn new(kv_heads: usize, head_dim: usize) -> Result<Self> {
+        Ok(Self {
+            keys: AlignedBuf::zeroed(kv_heads * BLOCK * head_dim, "stored keys")?,
+            values: AlignedBuf::zeroed(kv_heads * values_of_head(head_dim), "stored values")?,
+        })
+    }
+
+    fn copy(&self) -> Result<Self> {
+        let mut keys = AlignedBuf::zeroed(self.keys.len(), "stored keys")?;
+        let mut values = AlignedBuf::zeroed(self.values.len(), "stored values")?;
+        keys.copy_from_slice(&self.keys);
+        values.copy_from_slice(&self.values);
+        Ok(Self { keys, values })
+    }
+
+    fn put(&mut self, kv_heads: usize, dim: usize, at: usize, k: &[f32], v: &[f32]) {
+        for head in 0..kv_heads {
+            let panel = &mut self.keys[head * BLOCK * dim + at / PANEL * dim * PANEL..][..dim * PANEL];
+            let (k, v) = (&k[head * dim..][..dim], &v[head * dim..][..dim]);
+            for (line, value) in panel.chunks_exact_mut(PANEL).zip(k) {
+                line[at % PANEL] = *value;
+            }
+            let values = &mut self.values[head * values_of_head(dim)..][..values_of_head(dim)];
+            for (panel, part) in values.chunks_exact_mut(BLOCK * PANEL).zip(v.chunks(PANEL)) {
+                panel[at * PANEL..][..part.len()].copy_from_slice(part);
+            }
+        }
+    }
+}
+
+/// Values that one head of a block takes.
+fn values_of_head(head_dim: usize) -> usize {
+    head_dim.div_ceil(PANEL) * BLOCK * PANEL
+}
+
+/// Stores rows after the keys already there.
+pub(super) fn append(store: &mut KvStore, k: View, v: View, rows: Range<usize>) -> Result<()> {
+    let (heads, dim, first, mut len) = (store.kv_heads(), store.head_dim(), store.first(), store.len());
+    let width = heads * dim;
+    let keys = store.storage_mut::<Keys>()?;
+    for row in rows {
+        let (block, at) = (len / BLOCK, len % BLOCK);
+        if block >= keys.blocks.len() {
+            keys.blocks.push(Some(Arc::new(Block::new(heads, dim)?)));
+        }
+        let Some(slot) = keys.blocks[block].as_mut() else {
+            return Err(InferError::InvalidArgument("kv_append: the block to write was forgotten".to_string()));
+        };
+        if Arc::get_mut(slot).is_none() {
+            *slot = Arc::new(slot.copy()?);
+        }
+        if let Some(block) = Arc::get_mut(slot) {
+            block.put(heads, dim, at, &k.at(row, 0).data[..width], &v.at(row, 0).data[..width]);
+        }
+        len += 1;
+    }
+    store.set_range(first, len);
+    Ok(())
+}
+
+/// Drops the blocks that hold no key of `first..len`.
+pub(super) fn keep(store: &mut KvStore, first: usize, len: usize) -> Result<()> {
+    let keys = store.storage_mut::<Keys>()?;
+    keys.blocks.truncate(len.div_ceil(BLOCK));
+    keys.blocks.iter_mut().take(first / BLOCK).for_each(|b| *b = None);
+    store.set_range(first, len);
+    Ok(())
+}
+
+/// One sequence: its store, and its new rows in the batch.
+pub(super) struct Sequence<'a> {
+    keys: &'a Keys,
+    len: usize,
+    rows: Range<usize>,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+/// The sequences of a call, checked.
+pub(super) fn check<'a>(stores: &[&'a KvStore], s: &StoredAttention) -> Result<Vec<Sequence<'a>>> {
+    let wrong = |detail: String| InferError::InvalidArgument(format!("attend: {detail}"));
+    if stores.len() != s.segments.len() {
+        return Err(wrong(format!("{} stores for {} sequences", stores.len(), s.segments.len())));
+    }
+    let shape = stores.first().map(|s| (s.kv_heads(), s.head_dim()));
+    let sequence = |(store, rows): (&&'a KvStore, Range<usize>)| {
+        let (kv_heads, head_dim) = (store.kv_heads(), store.head_dim());
+        if shape != Some((kv_heads, head_dim)) || !s.heads.is_multiple_of(kv_heads) || s.heads == 0 {
+            return Err(wrong(format!("{} query heads over a store of {kv_heads} heads of {head_dim}", s.heads)));
+        }
+        let needed = (store.len() + 1).saturating_sub(rows.len()).saturating_sub(s.behind as usize + 1);
+        if rows.len() > store.len() || store.first() > needed {
+            return Err(wrong(format!("{} rows over keys {} to {}", rows.len(), store.first(), store.len())));
+        }
+        Ok(Sequence { keys: store.storage::<Keys>()?, len: store.len(), rows, kv_heads, head_dim })
+    };
+    stores.iter().zip(s.segments.iter()).map(sequence).collect()
+}
+
+/// Causal attention of each sequence's new rows over its stored keys.
+pub(super) fn attend(kernels: &Kernels, q: View, sequences: &[Sequence], s: &StoredAttention, out: &mut [f32]) {
+    let output = Output::new(out);
+    let longest = sequences.iter().map(|s| s.len).max().unwrap_or(0);
+    let positions: Vec<u32> = (0..longest as u32).collect();
+    // One new token: the query heads of a key head are the rows of one product. Several: a head is a product.
+    let tasks: Vec<(&Sequence, Range<usize>)> = sequences
+        .iter()
+        .flat_map(|sequence| {
+            let group = if sequence.rows.len() == 1 { s.heads / sequence.kv_heads } else { 1 };
+            (0..s.heads).step_by(group).map(move |head| (sequence, head..head + group))
+        })
+        .collect();
+    let task = |(sequence, heads): &(&Sequence, Range<usize>)| {
+        let shape = Shape {
+            heads: s.heads,
+            kv_heads: sequence.kv_heads,
+            head_dim: sequence.head_dim,
+            scale: s.scale,
+            positions: &positions[..sequence.len],
+            bias: Bias::None,
+            window: KeyWindow { behind: s.behind, ahead: 0 },
+            softcap: s.softcap,
+        };
+        SCORES.with_borrow_mut(|scores| {
+            for first in (0..sequence.rows.len()).step_by(QUERY_BLOCK) {
+                let rows = first..sequence.rows.len().min(first + QUERY_BLOCK);
+                // SAFETY: this task alone writes the columns of its heads in the rows of its sequence; `out` holds
+                // them, as the caller checks.
+                unsafe { block(kernels, &shape, sequence, heads.clone(), rows, q, output, scores) };
+            }
+        });
+    };
+    if rayon::current_num_threads() == 1 || tasks.len() == 1 {
+        tasks.iter().for_each(task);
+    } else {
+        tasks.par_iter().for_each(task);
+    }
+}
+
+thread_local! {
+    static SCORES: std::cell::RefCell<Vec<f32>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// The rows `rows` of a sequence (counted from its first new one): one head, or one row with several heads.
+///
+/// # Safety
+/// The caller alone writes the heads' columns in these rows of `output`, which holds them.
+#[allow(clippy::too_many_arguments)] // a block of queries and where it lies
+unsafe fn block(
+    kernels: &Kernels,
+    shape: &Shape,
+    sequence: &Sequence,
+    heads: Range<usize>,
+    rows: Range<usize>,
+    q: View,
+    output: Output,
+    scores: &mut Vec<f32>,
+) {
+    let (dim, width, whole) = (shape.head_dim, shape.heads * shape.head_dim, 0..sequence.len);
+    let first = sequence.len - sequence.rows.len() + rows.start;
+    let queries = first..first + rows.len();
+    let seen = shape.seen(&whole, &queries);
+    let seen = seen.start / VIRTUAL_LANES * VIRTUAL_LANES..seen.end;
+    let row = sequence.rows.start + rows.start;
+    let mut query = q.at(row, heads.start * dim);
+    let (mut count, mut ldc) = (rows.len(), width);
+    if heads.len() > 1 {
+        (count, ldc, query.stride) = (heads.len(), dim, dim);
+    }
+    scores.resize(count * seen.len(), 0.0);
+    let kv_head = shape.kv_column(heads.start) / dim;
+    let out = output.at(row * width + heads.start * dim);
+    let parts = || {
+        (seen.start / BLOCK..seen.end.div_ceil(BLOCK))
+            .map(|b| (b, seen.start.max(b * BLOCK)..seen.end.min((b + 1) * BLOCK)))
+    };
+    for (b, part) in parts() {
+        let Some(held) = &sequence.keys.blocks[b] else { unreachable!("block {b} of the window was forgotten") };
+        let product = Multiply {
+            rows: count,
+            n: part.len(),
+            k: 0..dim,
+            a: query,
+            b: &held.keys[kv_head * BLOCK * dim + part.start % BLOCK * dim..][..(BLOCK - part.start % BLOCK) * dim],
+            panel_stride: dim * PANEL,
+            c: scores[part.start - seen.start..].as_mut_ptr(),
+            ldc: seen.len(),
+            accumulate: false,
+        };
+        // SAFETY: `scores` holds `count` rows of `seen.len()` and is this thread's.
+        unsafe { kernels.multiply(&product) };
+    }
+    if heads.len() == 1 {
+        shape.softmax_rows(kernels, heads.start, &whole, queries, seen.clone(), scores);
+    } else {
+        for (head, row) in heads.zip(scores.chunks_exact_mut(seen.len())) {
+            shape.softmax_rows(kernels, head, &whole, queries.clone(), seen.clone(), row);
+        }
+    }
+    for r in 0..count {
+        // SAFETY: forwarded.
+        unsafe { std::slice::from_raw_parts_mut(out.add(r * ldc), dim).fill(0.0) };
+    }
+    for (b, part) in parts() {
+        let Some(held) = &sequence.keys.blocks[b] else { unreachable!("block {b} of the window was forgotten") };
+        let values = &held.values[kv_head * values_of_head(dim)..][..values_of_head(dim)];
+        let p = Matrix { data: &scores[part.start - seen.start..], stride: seen.len() };
+        let product = Multiply {
+            rows: count,
+            n: dim,
+            k: part.clone(),
+            a: p,
+            b: &values[part.start % BLOCK * PANEL..],
+            panel_stride: BLOCK * PANEL,
+            c: out,
+            ldc,
+            accumulate: true,
+        };
+        // SAFETY: forwarded.
+        unsafe { kernels.multiply(&product) };
+    }
+}
