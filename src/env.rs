@@ -34,6 +34,13 @@ const CPU_ISA: Variable = Variable {
     purpose: "Pins the instruction set of the CPU kernels; results do not depend on it, only speed does.",
 };
 
+const CPU_DOT: Variable = Variable {
+    name: "KIN_INFER_CPU_DOT",
+    values: "off",
+    default: "unset",
+    purpose: "Leaves out instructions for dot products of bytes (VNNI, NEON dotprod); results do not depend on it.",
+};
+
 const CPU_BACKEND: Variable = Variable {
     name: "KIN_INFER_CPU_BACKEND",
     values: "pure-rust",
@@ -78,7 +85,7 @@ const HOME: Variable = Variable {
 
 /// All of them, in the order `kin-infer env` prints.
 pub const VARIABLES: &[Variable] =
-    &[FORCE_CPU, CPU_ISA, CPU_BACKEND, HF_HUB_CACHE, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HOME];
+    &[FORCE_CPU, CPU_ISA, CPU_DOT, CPU_BACKEND, HF_HUB_CACHE, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HOME];
 
 impl Variable {
     fn is_on(&self) -> bool {
@@ -104,6 +111,11 @@ pub fn hub_endpoint() -> Option<String> {
 /// The instruction set `KIN_INFER_CPU_ISA` pins.
 pub(crate) fn cpu_isa() -> Option<String> {
     CPU_ISA.value().map(|v| v.to_ascii_lowercase())
+}
+
+/// Whether `KIN_INFER_CPU_DOT` turns the byte dot products off.
+pub(crate) fn cpu_dot_off() -> bool {
+    CPU_DOT.value().is_some_and(|v| v.eq_ignore_ascii_case("off"))
 }
 
 /// The folder of the local hub cache, whether it exists or not.

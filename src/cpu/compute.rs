@@ -9,6 +9,7 @@ use super::attention::{self, View};
 use super::kv::{self, Keys};
 use super::memory::{Pool, PooledBuf};
 use super::packed::{self, PackedMatrix, Product};
+use super::quant::QuantKernels;
 use super::scores::{Bias, Shape};
 use super::table::Kernels;
 use super::{dispatch, pooling};
@@ -22,6 +23,7 @@ use crate::weights::Tensor;
 /// The CPU backend. It computes on the rayon pool that is current where it is called.
 pub struct CpuCompute {
     kernels: &'static Kernels,
+    quant: &'static QuantKernels,
     pool: Arc<Pool>,
 }
 
@@ -78,9 +80,14 @@ impl CpuCompute {
         Ok(Self::with_kernels(dispatch::selected()?))
     }
 
-    /// With a given kernel table.
+    /// With a given kernel table, and the integer kernels that go with it.
     pub fn with_kernels(kernels: &'static Kernels) -> Self {
-        Self { kernels, pool: Arc::default() }
+        Self::with_quant_kernels(kernels, dispatch::quant_for(kernels))
+    }
+
+    /// With given kernel tables for floats and for integers.
+    pub fn with_quant_kernels(kernels: &'static Kernels, quant: &'static QuantKernels) -> Self {
+        Self { kernels, quant, pool: Arc::default() }
     }
 
     fn shape<'a>(&self, s: &AttentionShape<'a>) -> Result<(Shape<'a>, Vec<Range<usize>>)> {
@@ -262,7 +269,7 @@ impl GpuCompute for CpuCompute {
             factor: e.factor.map(host).transpose()?,
             residual: e.residual.map(host).transpose()?,
         };
-        packed::run(self.kernels, &product, host_mut(out)?);
+        packed::run(self.kernels, self.quant, &product, host_mut(out)?);
         Ok(())
     }
 

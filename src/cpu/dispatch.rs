@@ -2,6 +2,7 @@
 
 use std::sync::OnceLock;
 
+use super::quant::{self, QuantKernels};
 use super::table::Kernels;
 use crate::error::{InferError, Result};
 
@@ -43,4 +44,50 @@ pub fn selected() -> Result<&'static Kernels> {
         Some(isa) => by_name(&isa),
         None => Ok(BEST.get_or_init(|| available()[0])),
     }
+}
+
+/// Every set of integer kernels this build has and this CPU can run, best first; `scalar` is always last.
+pub fn quant_available() -> Vec<&'static QuantKernels> {
+    let mut tables: Vec<&'static QuantKernels> = Vec::new();
+    #[cfg(target_arch = "x86_64")]
+    {
+        let avx2 =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        let avx512 = avx2
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl");
+        if avx512 && is_x86_feature_detected!("avx512vnni") {
+            tables.push(&quant::x86::AVX512_VNNI);
+        }
+        if avx2 && is_x86_feature_detected!("avxvnni") {
+            tables.push(&quant::x86::AVX_VNNI);
+        }
+        if avx2 {
+            tables.push(&quant::x86::AVX2);
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        if std::arch::is_aarch64_feature_detected!("dotprod") {
+            tables.push(&quant::neon::NEON_DOTPROD);
+        }
+        tables.push(&quant::neon::NEON);
+    }
+    tables.push(&quant::scalar::KERNELS);
+    tables
+}
+
+/// The integer kernels that go with a table of kernels: the best of its instruction set. `KIN_INFER_CPU_DOT` set to
+/// `off` leaves out those with byte dot product instructions.
+pub fn quant_for(kernels: &Kernels) -> &'static QuantKernels {
+    let plain = crate::env::cpu_dot_off();
+    let serves = |quant: &&'static QuantKernels| match kernels.name() {
+        "avx512" => !plain || quant.name() == "avx2",
+        "avx2" => quant.name() == "avx2" || (!plain && quant.name() == "avx-vnni"),
+        "neon" => quant.name() == "neon" || (!plain && quant.name() == "neon-dotprod"),
+        _ => quant.name() == "scalar",
+    };
+    quant_available().into_iter().find(serves).unwrap_or(&quant::scalar::KERNELS)
 }

@@ -206,8 +206,8 @@ pub(super) unsafe fn block<V: Vector>(b: &Block, tile_rows: usize, tile_panels: 
             };
             tile(&t);
             if let Some(f) = &b.finish {
-                // SAFETY: the tile's rows and columns are the caller's, as are the bias and residual of that range.
-                unsafe { finish_tile::<V>(f, &t, row, panel * PANEL) };
+                // SAFETY: the tile's rows and columns are the caller's, as are the operands of that range.
+                unsafe { finish_rows::<V>(f, b.c, b.ldc, row..row + rows, panel * PANEL, t.cols) };
             }
             row += rows;
         }
@@ -215,19 +215,29 @@ pub(super) unsafe fn block<V: Vector>(b: &Block, tile_rows: usize, tile_panels: 
     }
 }
 
+/// The epilogue of the rows `rows` (of a block whose first row is at `c`) and the `cols` columns from `col`.
+///
+/// # Safety
+/// Those rows and columns of C, and of the operands, are valid and the caller's; the CPU has V's instruction set.
 #[inline(always)]
-unsafe fn finish_tile<V: Vector>(f: &BlockFinish, t: &Tile, row: usize, col: usize) {
+pub(super) unsafe fn finish_rows<V: Vector>(
+    f: &BlockFinish,
+    c: *mut f32,
+    ldc: usize,
+    rows: Range<usize>,
+    col: usize,
+    cols: usize,
+) {
     let plain = f.bias.is_none() && f.factor.is_none() && f.residual.is_none();
     if plain && f.activation == Activation::Identity {
         return;
     }
     // SAFETY: forwarded.
     unsafe {
-        for r in 0..t.rows {
-            let c = std::slice::from_raw_parts_mut(t.c.add(r * t.ldc), t.cols);
-            let bias = f.bias.map(|p| std::slice::from_raw_parts(p.add(col), t.cols));
-            let part =
-                |(p, stride): (*const f32, usize)| std::slice::from_raw_parts(p.add((row + r) * stride + col), t.cols);
+        for row in rows {
+            let c = std::slice::from_raw_parts_mut(c.wrapping_add(row * ldc + col), cols);
+            let bias = f.bias.map(|p| std::slice::from_raw_parts(p.add(col), cols));
+            let part = |(p, stride): (*const f32, usize)| std::slice::from_raw_parts(p.add(row * stride + col), cols);
             let (factor, residual) = (f.factor.map(part), f.residual.map(part));
             rows::finish::<V>(c, &Finish { bias, activation: f.activation, factor, residual });
         }

@@ -10,6 +10,7 @@ use crate::error::{InferError, Result};
 pub(crate) trait Plain: Copy + Send + Sync + 'static {}
 impl Plain for f32 {}
 impl Plain for u16 {}
+impl Plain for u8 {}
 
 /// Size of a huge page where systems have them (x86-64; aarch64 with 4 KiB pages).
 const HUGE_PAGE: usize = 2 << 20;

@@ -15,6 +15,7 @@ mod memory;
 mod neon;
 mod packed;
 mod pooling;
+mod quant;
 mod rows;
 mod scalar;
 mod scores;
@@ -23,7 +24,8 @@ mod table;
 mod threads;
 
 pub use compute::CpuCompute;
-pub use dispatch::{available, by_name, selected};
+pub use dispatch::{available, by_name, quant_available, quant_for, selected};
+pub use quant::QuantKernels;
 pub use table::Kernels;
 pub use threads::{init_performance_threads, init_threads, physical_cores};
 

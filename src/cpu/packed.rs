@@ -6,6 +6,8 @@ use rayon::prelude::*;
 
 use super::gemm::{Block, BlockFinish, K_BLOCK, ROW_BLOCK};
 use super::memory::AlignedBuf;
+use super::quant::kernel::{QBLOCK, QuantKind};
+use super::quant::{Activations, QuantKernels, QuantMatrix};
 use super::simd::PANEL;
 use super::table::Kernels;
 use crate::error::{InferError, Result};
@@ -24,6 +26,7 @@ enum Panels {
     F32(AlignedBuf<f32>),
     F16(AlignedBuf<u16>),
     Bf16(AlignedBuf<u16>),
+    Quant(QuantMatrix),
 }
 
 impl PackedMatrix {
@@ -64,11 +67,17 @@ impl PackedMatrix {
         Ok(Self { n, k, data })
     }
 
+    /// Stacks rows of quantised blocks, `k` values each.
+    pub fn quantised<'a>(kind: QuantKind, n: usize, k: usize, row: impl Fn(usize) -> &'a [u8] + Sync) -> Result<Self> {
+        Ok(Self { n, k, data: Panels::Quant(QuantMatrix::new(kind, n, k, row)?) })
+    }
+
     /// Memory taken by the panels.
     pub fn bytes(&self) -> usize {
         match &self.data {
             Panels::F32(d) => d.len() * 4,
             Panels::F16(d) | Panels::Bf16(d) => d.len() * 2,
+            Panels::Quant(q) => q.bytes(),
         }
     }
 }
@@ -150,7 +159,7 @@ unsafe impl Sync for Output {}
 const MIN_TASK: usize = 200_000;
 
 /// `c[rows, n] = act(a W^T + bias) * factor + residual`, split over the current rayon pool's threads by panels, then by rows.
-pub(super) fn run(kernels: &Kernels, p: &Product, c: &mut [f32]) {
+pub(super) fn run(kernels: &Kernels, quant: &QuantKernels, p: &Product, c: &mut [f32]) {
     let (n, k) = (p.weight.n, p.weight.k);
     assert!(p.a.len() >= p.rows * k && c.len() >= p.rows * n, "matmul: operand lengths");
     assert!(p.bias.is_none_or(|b| b.len() >= n), "matmul: bias length");
@@ -166,16 +175,29 @@ pub(super) fn run(kernels: &Kernels, p: &Product, c: &mut [f32]) {
     let by_columns = tasks.min(groups);
     let by_rows = (tasks / by_columns).clamp(1, p.rows.div_ceil(kernels.tile_rows()));
     let output = Output::new(c);
+    let quantised = match &p.weight.data {
+        Panels::Quant(w) => Some((w, Activations::new(quant, p.a, p.rows, k / QBLOCK))),
+        _ => None,
+    };
     let task = |i: usize| {
         let (col, row) = (i % by_columns, i / by_columns);
         let cut = |at: usize| (groups * at / by_columns * kernels.tile_panels()).min(panels);
         let rows = p.rows * row / by_rows..p.rows * (row + 1) / by_rows;
+        let panels = cut(col)..cut(col + 1);
         // SAFETY: the ranges of different tasks do not meet, and lie inside `c` by the assertions above.
-        unsafe { part(kernels, p, rows, cut(col)..cut(col + 1), output) };
+        unsafe {
+            match &quantised {
+                Some((w, a)) => super::quant::part(quant, p, w, a, rows, panels, output),
+                None => part(kernels, p, rows, panels, output),
+            }
+        };
     };
     match by_columns * by_rows {
         1 => task(0),
         tasks => (0..tasks).into_par_iter().with_max_len(1).for_each(task),
+    }
+    if let Some((_, activations)) = quantised {
+        activations.give_back();
     }
 }
 
@@ -230,6 +252,7 @@ unsafe fn panels_block(kernels: &Kernels, w: &PackedMatrix, k0: usize, block: Bl
             unsafe { (kernels.raw.block)(&Block { b, panel_stride: w.k * PANEL, ..block }) };
             return;
         }
+        Panels::Quant(_) => unreachable!("quantised panels are multiplied as integers"),
         Panels::F16(data) => (data, widen_f16),
         Panels::Bf16(data) => (data, widen_bf16),
     };
