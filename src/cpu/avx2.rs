@@ -25,6 +25,11 @@ impl Vector for __m256 {
     vector_operations! {
         fn load(p: *const f32) -> Self = _mm256_loadu_ps(p);
         fn store(self, p: *mut f32) = _mm256_storeu_ps(p, self);
+        fn load_f16(p: *const u16) -> Self = _mm256_cvtph_ps(_mm_loadu_si128(p.cast()));
+        fn load_bf16(p: *const u16) -> Self = {
+            let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+        };
         fn splat(x: f32) -> Self = _mm256_set1_ps(x);
         fn add(self, o: Self) -> Self = _mm256_add_ps(self, o);
         fn sub(self, o: Self) -> Self = _mm256_sub_ps(self, o);
@@ -52,7 +57,7 @@ pub(super) const TILE_PANELS: usize = 1;
 ///
 /// # Safety
 /// [`gemm::tile`]'s contract.
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 #[inline(never)]
 unsafe fn shape<const MR: usize>(t: &gemm::Tile) {
     // SAFETY: forwarded.
@@ -72,4 +77,28 @@ unsafe fn tile(t: &gemm::Tile) {
     }
 }
 
-kernel_table!("avx2", "avx2,fma", __m256, TILE_ROWS, TILE_PANELS);
+/// As [`shape`], over 16-bit panels.
+///
+/// # Safety
+/// [`gemm::tile`]'s contract.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline(never)]
+unsafe fn half_shape<H: gemm::Half, const MR: usize>(t: &gemm::Tile<u16>) {
+    // SAFETY: forwarded.
+    unsafe { gemm::half_tile::<__m256, H, MR, 2>(t) }
+}
+
+#[inline(always)]
+unsafe fn half_tile<H: gemm::Half>(t: &gemm::Tile<u16>) {
+    // SAFETY: forwarded; at most `gemm::HALF_ROWS` rows, one panel.
+    unsafe {
+        match t.rows {
+            1 => half_shape::<H, 1>(t),
+            2 => half_shape::<H, 2>(t),
+            3 => half_shape::<H, 3>(t),
+            _ => half_shape::<H, 4>(t),
+        }
+    }
+}
+
+kernel_table!("avx2", "avx2,fma,f16c", __m256, TILE_ROWS, TILE_PANELS);

@@ -18,6 +18,11 @@ impl Vector for __m512 {
         fn store(self, p: *mut f32) = _mm512_storeu_ps(p, self);
         fn load_part(p: *const f32, n: usize) -> Self = _mm512_maskz_loadu_ps(mask(n), p);
         fn store_part(self, p: *mut f32, n: usize) = _mm512_mask_storeu_ps(p, mask(n), self);
+        fn load_f16(p: *const u16) -> Self = _mm512_cvtph_ps(_mm256_loadu_si256(p.cast()));
+        fn load_bf16(p: *const u16) -> Self = {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        };
         fn splat(x: f32) -> Self = _mm512_set1_ps(x);
         fn add(self, o: Self) -> Self = _mm512_add_ps(self, o);
         fn sub(self, o: Self) -> Self = _mm512_sub_ps(self, o);
@@ -48,7 +53,7 @@ pub(super) const TILE_PANELS: usize = 3;
 ///
 /// # Safety
 /// [`gemm::tile`]'s contract.
-#[target_feature(enable = "avx512f,avx512dq,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512dq,avx2,fma,f16c")]
 #[inline(never)]
 unsafe fn shape<const MR: usize, const NV: usize>(t: &gemm::Tile) {
     // SAFETY: forwarded.
@@ -72,4 +77,36 @@ unsafe fn tile(t: &gemm::Tile) {
     }
 }
 
-kernel_table!("avx512", "avx512f,avx512dq,avx2,fma", __m512, TILE_ROWS, TILE_PANELS);
+/// As [`shape`], over 16-bit panels.
+///
+/// # Safety
+/// [`gemm::tile`]'s contract.
+#[target_feature(enable = "avx512f,avx512dq,avx2,fma,f16c")]
+#[inline(never)]
+unsafe fn half_shape<H: gemm::Half, const MR: usize, const NV: usize>(t: &gemm::Tile<u16>) {
+    // SAFETY: forwarded.
+    unsafe { gemm::half_tile::<__m512, H, MR, NV>(t) }
+}
+
+#[inline(always)]
+unsafe fn half_tile<H: gemm::Half>(t: &gemm::Tile<u16>) {
+    // SAFETY: forwarded; at most `gemm::HALF_ROWS` rows and TILE_PANELS panels.
+    unsafe {
+        match (t.rows, t.panels) {
+            (1, 1) => half_shape::<H, 1, 1>(t),
+            (1, 2) => half_shape::<H, 1, 2>(t),
+            (1, _) => half_shape::<H, 1, 3>(t),
+            (2, 1) => half_shape::<H, 2, 1>(t),
+            (2, 2) => half_shape::<H, 2, 2>(t),
+            (2, _) => half_shape::<H, 2, 3>(t),
+            (3, 1) => half_shape::<H, 3, 1>(t),
+            (3, 2) => half_shape::<H, 3, 2>(t),
+            (3, _) => half_shape::<H, 3, 3>(t),
+            (_, 1) => half_shape::<H, 4, 1>(t),
+            (_, 2) => half_shape::<H, 4, 2>(t),
+            _ => half_shape::<H, 4, 3>(t),
+        }
+    }
+}
+
+kernel_table!("avx512", "avx512f,avx512dq,avx2,fma,f16c", __m512, TILE_ROWS, TILE_PANELS);

@@ -6,12 +6,18 @@ use super::quant::{self, QuantKernels};
 use super::table::Kernels;
 use crate::error::{InferError, Result};
 
+/// AVX2 with FMA and F16C, which no CPU with AVX2 lacks.
+#[cfg(target_arch = "x86_64")]
+fn avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
 /// Every instruction set this build has kernels for and this CPU can run, best first; `scalar` is always last.
 pub fn available() -> Vec<&'static Kernels> {
     let mut tables: Vec<&'static Kernels> = Vec::new();
     #[cfg(target_arch = "x86_64")]
     {
-        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let avx2 = avx2();
         if avx2 && is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512dq") {
             tables.push(&super::avx512::KERNELS);
         }

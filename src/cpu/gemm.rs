@@ -20,17 +20,20 @@ use crate::gpu::Activation;
 /// Terms of one FMA chain: longer rows are cut, and the cuts' results added in ascending order.
 pub(crate) const K_BLOCK: usize = 512;
 
+/// Most rows for which 16-bit weights are widened in registers; more rows share a widened copy.
+pub(super) const HALF_ROWS: usize = 4;
+
 /// Rows of A that stay in L2 (192 x 512 f32 are 384 KiB) while a panel group is used.
 pub(super) const ROW_BLOCK: usize = 192;
 
 /// One K block of one register tile. Pointers are valid for the shape given; `b` holds whole panels.
-pub(super) struct Tile {
+pub(super) struct Tile<T = f32> {
     pub rows: usize,
     pub panels: usize,
     pub k: usize,
     pub a: *const f32,
     pub lda: usize,
-    pub b: *const f32,
+    pub b: *const T,
     /// Distance between neighbouring panels, in values.
     pub panel_stride: usize,
     pub c: *mut f32,
@@ -41,7 +44,7 @@ pub(super) struct Tile {
     pub first: bool,
     /// Part of the next panel group to bring into L2: `prefetch_lines` cache lines of each panel every four k, for
     /// the first `prefetch_k` k.
-    pub prefetch: *const f32,
+    pub prefetch: *const T,
     pub prefetch_lines: usize,
     pub prefetch_k: usize,
 }
@@ -118,6 +121,76 @@ pub(super) unsafe fn tile<V: Vector, const MR: usize, const NV: usize>(t: &Tile)
             step(t, a, b, &mut acc);
             (a, b, k) = (a.add(1), b.add(PANEL), k + 1);
         }
+        write_tile(t, &acc);
+    }
+}
+
+/// A 16-bit float, as its bits.
+pub(super) trait Half {
+    /// Widens a register of them, exactly.
+    ///
+    /// # Safety
+    /// As [`Vector`].
+    unsafe fn load<V: Vector>(p: *const u16) -> V;
+}
+
+/// IEEE 754 binary16.
+pub(super) struct F16;
+/// The upper half of a binary32.
+pub(super) struct Bf16;
+
+impl Half for F16 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(p: *const u16) -> V {
+        // SAFETY: forwarded.
+        unsafe { V::load_f16(p) }
+    }
+}
+
+impl Half for Bf16 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(p: *const u16) -> V {
+        // SAFETY: forwarded.
+        unsafe { V::load_bf16(p) }
+    }
+}
+
+/// `MR` rows by `NV` registers of 16-bit panels, widened in registers: for the few rows of a decoding step, which read
+/// each weight once.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+pub(super) unsafe fn half_tile<V: Vector, H: Half, const MR: usize, const NV: usize>(t: &Tile<u16>) {
+    let per_panel = PANEL / V::LANES;
+    // SAFETY: forwarded.
+    unsafe {
+        let mut acc = [[V::splat(0.0); NV]; MR];
+        for k in 0..t.k {
+            let mut w = [V::splat(0.0); NV];
+            for (v, w) in w.iter_mut().enumerate() {
+                let at = v / per_panel * t.panel_stride + v % per_panel * V::LANES + k * PANEL;
+                *w = H::load(t.b.add(at));
+            }
+            for (r, row) in acc.iter_mut().enumerate() {
+                let x = V::splat(*t.a.add(r * t.lda + k));
+                for (c, w) in row.iter_mut().zip(&w) {
+                    *c = x.mul_add(*w, *c);
+                }
+            }
+        }
+        write_tile(t, &acc);
+    }
+}
+
+/// Writes a tile's chains, or adds them to those of the earlier K blocks.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn write_tile<T, V: Vector, const MR: usize, const NV: usize>(t: &Tile<T>, acc: &[[V; NV]; MR]) {
+    // SAFETY: forwarded.
+    unsafe {
         for (r, row) in acc.iter().enumerate() {
             for (v, &chain) in row.iter().enumerate() {
                 let at = v * V::LANES;
@@ -135,13 +208,13 @@ pub(super) unsafe fn tile<V: Vector, const MR: usize, const NV: usize>(t: &Tile)
 
 /// One K block of a row block over a range of panels. Pointers are those of the row block's first row, of the K
 /// block's first k, and of column 0.
-pub(super) struct Block {
+pub(super) struct Block<T = f32> {
     pub rows: usize,
     pub k: usize,
     pub a: *const f32,
     pub lda: usize,
     /// Panel `panels.start` at this K block.
-    pub b: *const f32,
+    pub b: *const T,
     pub panel_stride: usize,
     pub panels: Range<usize>,
     /// Whether the memory after `b`'s tile is the next panels' (and worth a prefetch).
@@ -152,6 +225,14 @@ pub(super) struct Block {
     pub first: bool,
     /// Set on the last K block.
     pub finish: Option<BlockFinish>,
+}
+
+impl Block {
+    /// The same block over other panels.
+    pub fn over<T>(self, b: *const T, panel_stride: usize) -> Block<T> {
+        let Block { rows, k, a, lda, panels, c, ldc, n, first, finish, .. } = self;
+        Block { rows, k, a, lda, b, panel_stride, panels, contiguous: false, c, ldc, n, first, finish }
+    }
 }
 
 /// The epilogue of a block: pointers of column 0 (bias) and of the block's first row, column 0, with the distance
@@ -170,7 +251,7 @@ pub(super) struct BlockFinish {
 /// [`Block`]'s pointers are valid for its shape, C's rows and columns of this block belong to the caller alone, and
 /// the CPU has V's instruction set.
 #[inline(always)]
-pub(super) unsafe fn block<V: Vector>(b: &Block, tile_rows: usize, tile_panels: usize, tile: impl Fn(&Tile)) {
+pub(super) unsafe fn block<V: Vector, T>(b: &Block<T>, tile_rows: usize, tile_panels: usize, tile: impl Fn(&Tile<T>)) {
     let tiles = b.rows.div_ceil(tile_rows);
     let (quotient, remainder) = (b.rows / tiles, b.rows % tiles);
     let mut panel = b.panels.start;

@@ -6,11 +6,32 @@ use super::gemm;
 use super::simd::{POW2_MAGIC, Vector, vector_operations};
 use super::table::kernel_table;
 
+/// Widens four binary16 values.
+///
+/// # Safety
+/// The CPU has NEON.
+#[inline(always)]
+pub(super) unsafe fn widen_f16(bits: uint16x4_t) -> float32x4_t {
+    let wide: float32x4_t;
+    // SAFETY: the instruction is part of NEON and touches registers alone.
+    unsafe {
+        std::arch::asm!(
+            "fcvtl {wide:v}.4s, {bits:v}.4h",
+            wide = out(vreg) wide,
+            bits = in(vreg) bits,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    wide
+}
+
 impl Vector for float32x4_t {
     const LANES: usize = 4;
     vector_operations! {
         fn load(p: *const f32) -> Self = vld1q_f32(p);
         fn store(self, p: *mut f32) = vst1q_f32(p, self);
+        fn load_f16(p: *const u16) -> Self = widen_f16(vld1_u16(p));
+        fn load_bf16(p: *const u16) -> Self = vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(p)));
         fn splat(x: f32) -> Self = vdupq_n_f32(x);
         fn add(self, o: Self) -> Self = vaddq_f32(self, o);
         fn sub(self, o: Self) -> Self = vsubq_f32(self, o);
@@ -52,6 +73,30 @@ unsafe fn tile(t: &gemm::Tile) {
             };
         }
         rows!(1 2 3 4 5 6)
+    }
+}
+
+/// As [`shape`], over 16-bit panels.
+///
+/// # Safety
+/// [`gemm::tile`]'s contract.
+#[target_feature(enable = "neon")]
+#[inline(never)]
+unsafe fn half_shape<H: gemm::Half, const MR: usize>(t: &gemm::Tile<u16>) {
+    // SAFETY: forwarded.
+    unsafe { gemm::half_tile::<float32x4_t, H, MR, 4>(t) }
+}
+
+#[inline(always)]
+unsafe fn half_tile<H: gemm::Half>(t: &gemm::Tile<u16>) {
+    // SAFETY: forwarded; at most `gemm::HALF_ROWS` rows, one panel.
+    unsafe {
+        match t.rows {
+            1 => half_shape::<H, 1>(t),
+            2 => half_shape::<H, 2>(t),
+            3 => half_shape::<H, 3>(t),
+            _ => half_shape::<H, 4>(t),
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::gemm::{Block, BlockFinish, K_BLOCK, ROW_BLOCK};
+use super::gemm::{Block, BlockFinish, HALF_ROWS, K_BLOCK, ROW_BLOCK};
 use super::memory::AlignedBuf;
 use super::quant::kernel::{QBLOCK, QuantKind};
 use super::quant::{Activations, QuantKernels, QuantMatrix};
@@ -176,7 +176,7 @@ pub(super) fn run(kernels: &Kernels, quant: &QuantKernels, p: &Product, c: &mut 
     let by_rows = (tasks / by_columns).clamp(1, p.rows.div_ceil(kernels.tile_rows()));
     let output = Output::new(c);
     let quantised = match &p.weight.data {
-        Panels::Quant(w) => Some((w, Activations::new(quant, p.a, p.rows, k / QBLOCK))),
+        Panels::Quant(w) => Some((w, Activations::new(quant, w.kind, p.a, p.rows, k / QBLOCK))),
         _ => None,
     };
     let task = |i: usize| {
@@ -256,6 +256,16 @@ unsafe fn panels_block(kernels: &Kernels, w: &PackedMatrix, k0: usize, block: Bl
         Panels::F16(data) => (data, widen_f16),
         Panels::Bf16(data) => (data, widen_bf16),
     };
+    if block.rows <= HALF_ROWS {
+        let direct = match &w.data {
+            Panels::F16(_) => kernels.raw.f16_block,
+            _ => kernels.raw.bf16_block,
+        };
+        let b = halves[at(block.panels.start)..].as_ptr();
+        // SAFETY: forwarded; whole panels follow `b`.
+        unsafe { direct(&block.over(b, w.k * PANEL)) };
+        return;
+    }
     thread_local! {
         static GROUP: std::cell::RefCell<Vec<f32>> = const { std::cell::RefCell::new(Vec::new()) };
     }

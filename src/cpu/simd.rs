@@ -38,6 +38,10 @@ pub(crate) trait Vector: Copy {
             std::ptr::copy_nonoverlapping(padded.as_ptr(), p, n);
         }
     }
+    /// Widens a register of binary16 bits, exactly.
+    unsafe fn load_f16(p: *const u16) -> Self;
+    /// Widens a register of bfloat16 bits, exactly.
+    unsafe fn load_bf16(p: *const u16) -> Self;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn add(self, o: Self) -> Self;
     unsafe fn sub(self, o: Self) -> Self;
@@ -89,6 +93,8 @@ impl Vector for f32 {
     vector_operations! {
         fn load(p: *const f32) -> Self = *p;
         fn store(self, p: *mut f32) = *p = self;
+        fn load_f16(p: *const u16) -> Self = half::f16::from_bits(*p).to_f32();
+        fn load_bf16(p: *const u16) -> Self = f32::from_bits(u32::from(*p) << 16);
         fn splat(x: f32) -> Self = x;
         fn add(self, o: Self) -> Self = self + o;
         fn sub(self, o: Self) -> Self = self - o;

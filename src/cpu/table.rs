@@ -42,6 +42,9 @@ pub(super) struct Raw {
     pub rms_norm: unsafe fn(&mut [f32], &[f32], f32),
     pub l2_normalize: unsafe fn(&mut [f32]),
     pub block: unsafe fn(&gemm::Block),
+    /// Over panels of binary16 and of bfloat16, at most [`gemm::HALF_ROWS`] rows.
+    pub f16_block: unsafe fn(&gemm::Block<u16>),
+    pub bf16_block: unsafe fn(&gemm::Block<u16>),
 }
 
 /// Stamps the generic kernels for one vector type; the string lists the target features they are compiled with.
@@ -68,7 +71,17 @@ macro_rules! kernel_table {
             $(#[target_feature(enable = $features)])?
             unsafe fn block(b: &gemm::Block) {
                 // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
-                unsafe { gemm::block::<$vector>(b, $tile_rows, $tile_panels, |t| tile(t)) }
+                unsafe { gemm::block::<$vector, f32>(b, $tile_rows, $tile_panels, |t| tile(t)) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn f16_block(b: &gemm::Block<u16>) {
+                // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
+                unsafe { gemm::block::<$vector, u16>(b, gemm::HALF_ROWS, $tile_panels, |t| half_tile::<gemm::F16>(t)) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn bf16_block(b: &gemm::Block<u16>) {
+                // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
+                unsafe { gemm::block::<$vector, u16>(b, gemm::HALF_ROWS, $tile_panels, |t| half_tile::<gemm::Bf16>(t)) }
             }
             crate::cpu::table::Kernels {
                 name: $name,
@@ -76,6 +89,7 @@ macro_rules! kernel_table {
                     tile_rows: $tile_rows,
                     tile_panels: $tile_panels,
                     activation, exp, finish, add, mul, dot, softmax, layer_norm, rms_norm, l2_normalize, block,
+                    f16_block, bf16_block,
                 },
             }
         };

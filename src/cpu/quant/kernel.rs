@@ -33,8 +33,8 @@ pub(in crate::cpu) trait QuantOps {
     type Ints: Copy;
     /// Quads of bytes.
     type Quads: Copy;
-    /// Accumulators to which `signed` products of activations that sum to `sum` are added.
-    unsafe fn start(sum: i32) -> Self::Ints;
+    /// Accumulators of [`dot_signed`](Self::dot_signed) start at so many times the sum of the activations.
+    const SIGNED_START: i32;
     unsafe fn splat(x: i32) -> Self::Ints;
     /// Signed weights, made ready for [`dot_signed`](Self::dot_signed).
     unsafe fn signed(p: *const u8) -> Self::Quads;
@@ -81,10 +81,10 @@ pub(in crate::cpu) struct QuantBlock {
     pub blocks: usize,
     /// Blocks of a whole row.
     pub row_blocks: usize,
-    /// Quantised rows, `row_blocks` blocks each, with a scale and a sum a block.
+    /// Quantised rows, `row_blocks` blocks each, with a scale and what the accumulators start at a block.
     pub a: *const i8,
     pub a_scales: *const f32,
-    pub a_sums: *const i32,
+    pub a_starts: *const i32,
     pub kind: QuantKind,
     /// Panel 0 at the chain's first block; a panel is `row_blocks` blocks.
     pub w: *const u8,
@@ -143,12 +143,7 @@ pub(in crate::cpu) unsafe fn tile<O: QuantOps, const MR: usize, const NP: usize>
             for block in 0..b.blocks {
                 let mut ints = [[O::splat(0); NP]; MR];
                 for (r, row) in ints.iter_mut().enumerate() {
-                    let sum = *b.a_sums.add(meta + r * b.row_blocks + block);
-                    let start = match b.kind {
-                        QuantKind::Q8 => O::start(sum),
-                        QuantKind::Q4 => O::splat(-8 * sum),
-                    };
-                    *row = [start; NP];
+                    *row = [O::splat(*b.a_starts.add(meta + r * b.row_blocks + block)); NP];
                 }
                 for p in 0..NP {
                     let at = ((t.panel + p) * b.row_blocks + block) * b.kind.block_bytes() + part * lanes * 4;
@@ -253,8 +248,8 @@ pub(in crate::cpu) unsafe fn quantise<O: QuantOps>(x: *const f32, q: *mut i8) ->
 /// The integer kernels of one instruction set. An instance reaches callers only after the CPU was asked.
 pub struct QuantKernels {
     pub(in crate::cpu) name: &'static str,
-    /// Quantises whole blocks: values, bytes, scales, sums.
-    pub(in crate::cpu) quantise: unsafe fn(&[f32], &mut [i8], &mut [f32], &mut [i32]),
+    /// Quantises whole blocks for weights of a kind: values, bytes, scales, what accumulators start at.
+    pub(in crate::cpu) quantise: unsafe fn(QuantKind, &[f32], &mut [i8], &mut [f32], &mut [i32]),
     pub(in crate::cpu) block: unsafe fn(&QuantBlock),
 }
 
@@ -269,7 +264,7 @@ impl QuantKernels {
 macro_rules! quant_table {
     ($table:ident, $name:literal, $($features:literal,)? $ops:ty, $most:literal: $($mr:literal)*) => {
         pub(in crate::cpu) static $table: crate::cpu::quant::kernel::QuantKernels = {
-            use crate::cpu::quant::kernel::{self, QBLOCK, QuantBlock, Tile};
+            use crate::cpu::quant::kernel::{self, QBLOCK, QuantBlock, QuantKind, QuantOps, Tile};
             $(#[target_feature(enable = $features)])?
             #[inline(never)]
             unsafe fn shape<const MR: usize, const NP: usize>(b: &QuantBlock, t: Tile) {
@@ -288,11 +283,17 @@ macro_rules! quant_table {
                 }
             }
             $(#[target_feature(enable = $features)])?
-            unsafe fn quantise(x: &[f32], q: &mut [i8], scales: &mut [f32], sums: &mut [i32]) {
-                for (b, (scale, sum)) in scales.iter_mut().zip(sums).enumerate() {
+            unsafe fn quantise(kind: QuantKind, x: &[f32], q: &mut [i8], scales: &mut [f32], starts: &mut [i32]) {
+                let factor = match kind {
+                    QuantKind::Q8 => <$ops>::SIGNED_START,
+                    // Nibbles are 8 too large.
+                    QuantKind::Q4 => -8,
+                };
+                for (b, (scale, start)) in scales.iter_mut().zip(starts).enumerate() {
                     let (x, q) = (&x[b * QBLOCK..][..QBLOCK], &mut q[b * QBLOCK..][..QBLOCK]);
                     // SAFETY: both hold a block.
-                    (*scale, *sum) = unsafe { kernel::quantise::<$ops>(x.as_ptr(), q.as_mut_ptr()) };
+                    let (d, sum) = unsafe { kernel::quantise::<$ops>(x.as_ptr(), q.as_mut_ptr()) };
+                    (*scale, *start) = (d, factor * sum);
                 }
             }
             crate::cpu::quant::kernel::QuantKernels { name: $name, quantise, block }

@@ -80,12 +80,12 @@ fn pack_column(kind: QuantKind, row: &[u8], column: usize, data: &mut [u8], scal
 pub(super) struct Activations {
     values: Vec<i8>,
     scales: Vec<f32>,
-    sums: Vec<i32>,
+    starts: Vec<i32>,
 }
 
 thread_local! {
     static SPARE: std::cell::Cell<Activations> = const {
-        std::cell::Cell::new(Activations { values: Vec::new(), scales: Vec::new(), sums: Vec::new() })
+        std::cell::Cell::new(Activations { values: Vec::new(), scales: Vec::new(), starts: Vec::new() })
     };
 }
 
@@ -94,22 +94,22 @@ const MIN_VALUES: usize = 65_536;
 
 impl Activations {
     /// Quantises `rows` rows of `row_blocks` blocks, in a buffer that [`give_back`](Self::give_back) keeps for the next.
-    pub fn new(kernels: &QuantKernels, x: &[f32], rows: usize, row_blocks: usize) -> Self {
+    pub fn new(kernels: &QuantKernels, kind: QuantKind, x: &[f32], rows: usize, row_blocks: usize) -> Self {
         let mut a = SPARE.take();
         let blocks = rows * row_blocks;
         a.values.resize(blocks * QBLOCK, 0);
         a.scales.resize(blocks, 0.0);
-        a.sums.resize(blocks, 0);
+        a.starts.resize(blocks, 0);
         let chunk = (MIN_VALUES / QBLOCK).max(blocks.div_ceil(rayon::current_num_threads())).max(1);
         let parts = x[..blocks * QBLOCK].par_chunks(chunk * QBLOCK).zip(a.values.par_chunks_mut(chunk * QBLOCK));
-        let parts = parts.zip(a.scales.par_chunks_mut(chunk)).zip(a.sums.par_chunks_mut(chunk));
-        let quantise = |(((x, q), scales), sums): (((&[f32], &mut [i8]), &mut [f32]), &mut [i32])| {
+        let parts = parts.zip(a.scales.par_chunks_mut(chunk)).zip(a.starts.par_chunks_mut(chunk));
+        let quantise = |(((x, q), scales), starts): (((&[f32], &mut [i8]), &mut [f32]), &mut [i32])| {
             // SAFETY: the CPU has the table's instruction set; the slices hold the same blocks.
-            unsafe { (kernels.quantise)(x, q, scales, sums) }
+            unsafe { (kernels.quantise)(kind, x, q, scales, starts) }
         };
         if blocks <= chunk {
             // SAFETY: as above.
-            unsafe { (kernels.quantise)(&x[..blocks * QBLOCK], &mut a.values, &mut a.scales, &mut a.sums) };
+            unsafe { (kernels.quantise)(kind, &x[..blocks * QBLOCK], &mut a.values, &mut a.scales, &mut a.starts) };
         } else {
             parts.for_each(quantise);
         }
@@ -149,7 +149,7 @@ pub(super) unsafe fn part(
                 row_blocks: w.row_blocks,
                 a: a.values[at * QBLOCK..].as_ptr(),
                 a_scales: a.scales[at..].as_ptr(),
-                a_sums: a.sums[at..].as_ptr(),
+                a_starts: a.starts[at..].as_ptr(),
                 kind: w.kind,
                 w: w.data[start * w.kind.block_bytes()..].as_ptr(),
                 w_scales: w.scales[start * PANEL..].as_ptr(),

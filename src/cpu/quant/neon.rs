@@ -17,11 +17,7 @@ macro_rules! common {
         type V = float32x4_t;
         type Ints = int32x4_t;
         type Quads = int8x16_t;
-        #[inline(always)]
-        unsafe fn start(_: i32) -> int32x4_t {
-            // SAFETY: the CPU has NEON, here and below.
-            unsafe { vdupq_n_s32(0) }
-        }
+        const SIGNED_START: i32 = 0;
         #[inline(always)]
         unsafe fn splat(x: i32) -> int32x4_t {
             // SAFETY: as above.
@@ -53,10 +49,8 @@ macro_rules! common {
         }
         #[inline(always)]
         unsafe fn scales(p: *const u16) -> float32x4_t {
-            // SAFETY: the caller vouches for four values.
-            let wide: [f32; 4] = std::array::from_fn(|i| half::f16::from_bits(unsafe { *p.add(i) }).to_f32_const());
-            // SAFETY: `wide` holds a register.
-            unsafe { vld1q_f32(wide.as_ptr()) }
+            // SAFETY: the CPU has NEON, here and below; the caller vouches for four values.
+            unsafe { super::super::neon::widen_f16(vld1_u16(p)) }
         }
         #[inline(always)]
         unsafe fn larger_bits(x: float32x4_t, y: float32x4_t) -> float32x4_t {

@@ -13,9 +13,7 @@ impl QuantOps for Scalar {
     type V = f32;
     type Ints = i32;
     type Quads = [i32; 4];
-    unsafe fn start(_: i32) -> i32 {
-        0
-    }
+    const SIGNED_START: i32 = 0;
     unsafe fn splat(x: i32) -> i32 {
         x
     }

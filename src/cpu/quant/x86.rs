@@ -67,11 +67,7 @@ struct Avx2;
 
 impl QuantOps for Avx2 {
     common_256!();
-    #[inline(always)]
-    unsafe fn start(_: i32) -> __m256i {
-        // SAFETY: the CPU has AVX2, here and below.
-        unsafe { _mm256_setzero_si256() }
-    }
+    const SIGNED_START: i32 = 0;
     #[inline(always)]
     unsafe fn signed(p: *const u8) -> __m256i {
         // SAFETY: as above; the caller vouches for the bytes.
@@ -100,11 +96,7 @@ struct AvxVnni;
 
 impl QuantOps for AvxVnni {
     common_256!();
-    #[inline(always)]
-    unsafe fn start(sum: i32) -> __m256i {
-        // SAFETY: the CPU has AVX2 and AVX-VNNI, here and below.
-        unsafe { _mm256_set1_epi32(-128 * sum) }
-    }
+    const SIGNED_START: i32 = -128;
     #[inline(always)]
     unsafe fn signed(p: *const u8) -> __m256i {
         // SAFETY: as above; the caller vouches for the bytes.
@@ -128,14 +120,10 @@ impl QuantOps for Avx512Vnni {
     type V = __m512;
     type Ints = __m512i;
     type Quads = __m512i;
-    #[inline(always)]
-    unsafe fn start(sum: i32) -> __m512i {
-        // SAFETY: the CPU has AVX-512 F, BW, VL and VNNI, here and below.
-        unsafe { _mm512_set1_epi32(-128 * sum) }
-    }
+    const SIGNED_START: i32 = -128;
     #[inline(always)]
     unsafe fn splat(x: i32) -> __m512i {
-        // SAFETY: as above.
+        // SAFETY: the CPU has AVX-512 F, BW, VL and VNNI, here and below.
         unsafe { _mm512_set1_epi32(x) }
     }
     #[inline(always)]
