@@ -3,9 +3,12 @@
 //! `fixtures/tokenizer/minilm.json` holds the expected ids.
 
 mod common;
+#[path = "tokenizer/families.rs"]
+mod families;
 
 use common::minilm;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kin_infer::InferError;
@@ -17,7 +20,9 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str, files: &[(&str, &str)]) -> Self {
-        let folder = std::env::temp_dir().join(format!("kin-infer-tokenizer-{}-{name}", std::process::id()));
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let (process, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let folder = std::env::temp_dir().join(format!("kin-infer-tokenizer-{process}-{count}-{name}"));
         std::fs::create_dir_all(&folder).unwrap();
         for (file, text) in files {
             std::fs::write(folder.join(file), text).unwrap();
@@ -228,8 +233,8 @@ fn folders_without_a_usable_tokenizer_say_why() {
     let unknown = words(json!({"post_processor": template}));
     assert!(message(&[("tokenizer.json", &unknown)]).contains("tokenizer.json: tokenizer: "));
     assert!(message(&[("vocab.txt", "a\nb\n")]).contains("[UNK]"));
-    let mpnet = r#"{"tokenizer_class": "MPNetTokenizer"}"#;
-    assert!(message(&[("vocab.txt", "a\n"), ("tokenizer_config.json", mpnet)]).contains("MPNetTokenizer"));
+    let other = r#"{"tokenizer_class": "RoFormerTokenizer"}"#;
+    assert!(message(&[("vocab.txt", "a\n"), ("tokenizer_config.json", other)]).contains("RoFormerTokenizer"));
     let wrong = [("vocab.txt", "[UNK]\n[CLS]\n[SEP]\n"), ("tokenizer_config.json", r#"{"do_lower_case": "yes"}"#)];
     assert!(message(&wrong).contains("tokenizer_config.json: `do_lower_case` is \"yes\""));
 }
