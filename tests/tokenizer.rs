@@ -5,6 +5,8 @@
 mod common;
 #[path = "tokenizer/families.rs"]
 mod families;
+#[path = "tokenizer/stream.rs"]
+mod stream;
 
 use common::minilm;
 use std::path::{Path, PathBuf};

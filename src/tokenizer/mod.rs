@@ -10,6 +10,7 @@ mod family;
 mod saved;
 mod sentencepiece;
 mod special;
+mod stream;
 mod template;
 mod window;
 mod wordpiece;
@@ -23,6 +24,7 @@ use tokenizers::{NormalizerWrapper, PostProcessor, Token, Tokenizer, TruncationD
 
 use self::family::{Family, Vocabulary};
 use self::special::{Role, Specials, token_text};
+pub use self::stream::TokenStream;
 use self::window::sentence_config;
 pub use self::window::{Window, window};
 use crate::error::{InferError, Result};
@@ -143,6 +145,11 @@ impl TextTokenizer {
     /// are not UTF-8 become replacement characters.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         self.inner.decode(ids, skip_special).map_err(|error| failure(&self.file, error))
+    }
+
+    /// [`decode`](Self::decode) for ids that come one by one.
+    pub fn stream(&self, skip_special: bool) -> TokenStream<'_> {
+        TokenStream::new(self, skip_special)
     }
 
     fn specials(&self, pair: bool) -> usize {
