@@ -35,18 +35,12 @@ impl PackedMatrix {
         let k = parts[0].shape()[1];
         let n = parts.iter().map(|t| t.shape()[0]).sum::<usize>();
         let dtypes = parts.iter().map(Tensor::dtype).collect::<Result<Vec<_>>>()?;
-        let dtype = if dtypes.iter().all(|d| *d == dtypes[0]) { dtypes[0] } else { Dtype::F32 };
+        // Blocks are widened.
+        let dtype =
+            if dtypes.iter().all(|d| *d == dtypes[0]) && !dtypes[0].is_block() { dtypes[0] } else { Dtype::F32 };
         let len = n.div_ceil(PANEL) * k * PANEL;
         let rows: Vec<(&Tensor, usize)> = parts.iter().flat_map(|t| (0..t.shape()[0]).map(move |r| (t, r))).collect();
         let data = match dtype {
-            Dtype::F32 => {
-                let mut data = AlignedBuf::zeroed(len, "packed weights")?;
-                pack(&rows, k, &mut data, |t, r, out| {
-                    t.read_f32(r * k, out)?;
-                    check(t, r, out)
-                })?;
-                Panels::F32(data)
-            }
             Dtype::F16 | Dtype::BF16 => {
                 let mut data = AlignedBuf::zeroed(len, "packed weights")?;
                 // The exponent's bits, all set in an infinity or NaN.
@@ -62,6 +56,14 @@ impl PackedMatrix {
                     }
                 })?;
                 if dtype == Dtype::F16 { Panels::F16(data) } else { Panels::Bf16(data) }
+            }
+            _ => {
+                let mut data = AlignedBuf::zeroed(len, "packed weights")?;
+                pack(&rows, k, &mut data, |t, r, out| {
+                    t.read_f32(r * k, out)?;
+                    check(t, r, out)
+                })?;
+                Panels::F32(data)
             }
         };
         Ok(Self { n, k, data })

@@ -89,7 +89,7 @@ impl Checkpoint {
     fn open_shards(folder: &Path) -> Result<Self> {
         let index = folder.join(INDEX);
         let text = read_bounded(&index)?;
-        let Index { weight_map: NameMap(map) } =
+        let Index { weight_map: NameMap { pairs: map, .. } } =
             serde_json::from_slice(&text).map_err(|e| InferError::model(&index, format!("not a valid index: {e}")))?;
 
         let mut checkpoint = Self::empty(index.clone());

@@ -3,7 +3,7 @@
 //! The `safetensors` crate decides whether a header is valid. The checks here come first, refuse what it lets pass
 //! (duplicate names, text before the opening brace), and name the tensor and the numbers.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -11,10 +11,10 @@ use std::path::Path;
 
 use safetensors::SafeTensors;
 use serde::de::value::{Error as ValueError, StrDeserializer};
-use serde::de::{Error as _, IgnoredAny, IntoDeserializer, MapAccess, Visitor};
+use serde::de::{Error as _, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::tensor_error;
+use super::{Dtype, tensor_error};
 use crate::error::{InferError, Result};
 
 /// Bytes of the number before the header, which holds the header's length.
@@ -25,6 +25,20 @@ pub(super) const MAX_HEADER: u64 = 100_000_000;
 
 /// The header key that is no tensor.
 const METADATA: &str = "__metadata__";
+
+/// The type and the shape of tensors whose bytes are blocks; docs/formats.md describes the key.
+#[derive(Deserialize, Default)]
+struct Metadata {
+    #[serde(rename = "kin_infer.blocks")]
+    blocks: Option<String>,
+}
+
+/// What [`Metadata`] says of one tensor.
+#[derive(Deserialize)]
+struct Blocks {
+    dtype: String,
+    shape: Vec<usize>,
+}
 
 /// One tensor: `range` lies inside the file and has the size that `shape` and `dtype` ask for.
 #[derive(Debug, Clone)]
@@ -38,8 +52,11 @@ pub(super) struct Entry {
     pub(super) range: Range<usize>,
 }
 
-/// A JSON object over tensor names, in file order. A repeated name is an error; the metadata key is left out.
-pub(super) struct NameMap<V>(pub(super) Vec<(String, V)>);
+/// A JSON object over tensor names, in file order. A repeated name is an error.
+pub(super) struct NameMap<V> {
+    pub(super) pairs: Vec<(String, V)>,
+    metadata: Metadata,
+}
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for NameMap<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
@@ -54,19 +71,20 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for NameMap<V> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Self::Value, A::Error> {
                 let mut pairs = Vec::new();
+                let mut metadata = Metadata::default();
                 let mut seen = HashSet::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if !seen.insert(name.clone()) {
                         return Err(A::Error::custom(format!("tensor `{name}` is named twice")));
                     }
                     if name == METADATA {
-                        map.next_value::<IgnoredAny>()?;
+                        metadata = map.next_value::<Option<Metadata>>()?.unwrap_or_default();
                         continue;
                     }
                     let value = map.next_value().map_err(|e| A::Error::custom(format!("tensor `{name}`: {e}")))?;
                     pairs.push((name, value));
                 }
-                Ok(NameMap(pairs))
+                Ok(NameMap { pairs, metadata })
             }
         }
 
@@ -87,12 +105,15 @@ pub(super) fn read(file: &Path, bytes: &[u8]) -> Result<Vec<Entry>> {
     let header = split(file, bytes)?;
     let start = PREFIX + header.len();
     let data = bytes.len() - start;
-    let NameMap(claims) = serde_json::from_slice::<NameMap<Claim>>(header)
+    let NameMap { pairs, metadata } = serde_json::from_slice::<NameMap<Claim>>(header)
         .map_err(|e| InferError::model(file, format!("the header is not valid: {e}")))?;
 
-    let mut entries = Vec::with_capacity(claims.len());
-    for (name, claim) in claims {
+    let mut entries = Vec::with_capacity(pairs.len());
+    for (name, claim) in pairs {
         entries.push(check(file, name, claim, data)?);
+    }
+    if let Some(blocks) = metadata.blocks {
+        retype(file, &blocks, &mut entries)?;
     }
     entries.sort_by(|a, b| (a.range.start, a.range.end, &a.name).cmp(&(b.range.start, b.range.end, &b.name)));
     check_cover(file, &entries, data)?;
@@ -169,6 +190,30 @@ fn check(file: &Path, name: String, claim: Claim, data: usize) -> Result<Entry> 
         return Err(tensor_error(file, &name, expected, format!("{} bytes at [{start}, {end}]", end - start)));
     }
     Ok(Entry { name, dtype, shape, elements, range: start..end })
+}
+
+/// Gives the entries that `blocks` describes, which are U8 in the header, their types and shapes.
+fn retype(file: &Path, blocks: &str, entries: &mut [Entry]) -> Result<()> {
+    let NameMap { pairs, .. } = serde_json::from_str::<NameMap<Blocks>>(blocks)
+        .map_err(|e| InferError::model(file, format!("the metadata key `kin_infer.blocks` is not valid: {e}")))?;
+    let mut places: HashMap<String, usize> = entries.iter().enumerate().map(|(i, e)| (e.name.clone(), i)).collect();
+    for (name, Blocks { dtype, shape }) in pairs {
+        let Some(entry) = places.remove(&name).map(|place| &mut entries[place]) else {
+            let found = "it only in the metadata key `kin_infer.blocks`";
+            return Err(tensor_error(file, &name, "a tensor of this name", found));
+        };
+        let Some(known) = Dtype::named(&dtype).filter(|d| d.is_block()) else {
+            return Err(tensor_error(file, &name, "a type that comes in blocks", format!("`{dtype}`")));
+        };
+        let bytes = known.bytes_of(&shape).filter(|_| entry.dtype == "U8");
+        if bytes != Some(entry.range.len()) {
+            let found = format!("{} bytes of {}", entry.range.len(), entry.dtype);
+            return Err(tensor_error(file, &name, format!("U8 bytes of whole blocks, {dtype} {shape:?}"), found));
+        }
+        entry.elements = shape.iter().product();
+        (entry.dtype, entry.shape) = (dtype, shape);
+    }
+    Ok(())
 }
 
 /// Checks that the entries, sorted by range, cover the data without overlap, hole or rest.

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 
 use super::header::Entry;
 use super::mapping::Mapping;
-use super::{Dtype, tensor_error};
+use super::{Dtype, blocks, tensor_error};
 use crate::error::{InferError, Result};
 
 /// Elements converted, or scanned, at a time.
@@ -56,22 +56,22 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// The element type as the file spells it, such as `I64`.
+    /// The element type as the file spells it, such as `I64`; the type of its blocks where elements are quantised.
     pub fn dtype_name(&self) -> &str {
         &self.entry.dtype
     }
 
     /// The element type, or a [`TensorError`](InferError::TensorError) when its values cannot be read as floats.
     pub fn dtype(&self) -> Result<Dtype> {
-        match self.dtype_name() {
-            "F32" => Ok(Dtype::F32),
-            "F16" => Ok(Dtype::F16),
-            "BF16" => Ok(Dtype::BF16),
-            other => Err(tensor_error(self.file(), self.name(), "dtype F32, F16 or BF16", format!("dtype {other}"))),
-        }
+        let name = self.dtype_name();
+        Dtype::named(name)
+            .ok_or_else(|| tensor_error(self.file(), self.name(), "dtype F32, F16 or BF16", format!("dtype {name}")))
     }
 
-    /// The data as it lies in the file: little-endian, row-major, at any alignment.
+    /// The data as it lies in the file: little-endian, row-major, at any alignment; rows of whole [`blocks`] where
+    /// elements are quantised.
+    ///
+    /// [`blocks`]: super::blocks
     pub fn bytes(&self) -> &[u8] {
         &self.copy.as_deref().unwrap_or(self.mapping.bytes())[self.entry.range.clone()]
     }
@@ -79,46 +79,99 @@ impl Tensor {
     /// The `rows` of the outermost dimension, without a copy.
     ///
     /// # Errors
-    /// [`TensorError`](InferError::TensorError) when it has fewer rows.
+    /// [`TensorError`](InferError::TensorError) when it has fewer rows, or they begin or end inside a block.
     pub fn rows(&self, rows: Range<usize>) -> Result<Self> {
         let count = self.shape().first().copied().unwrap_or(0);
         if rows.start > rows.end || rows.end > count {
             let expected = format!("rows {} to {}", rows.start, rows.end);
             return Err(tensor_error(self.file(), self.name(), expected, format!("{count} rows")));
         }
-        let width = self.bytes().len() / count.max(1);
-        let start = self.entry.range.start;
+        let (start, end) = (self.row_start(rows.start)?, self.row_start(rows.end)?);
         let mut entry = (*self.entry).clone();
         entry.shape[0] = rows.len();
         entry.elements = entry.shape.iter().product();
-        entry.range = start + rows.start * width..start + rows.end * width;
+        entry.range = self.entry.range.start + start..self.entry.range.start + end;
         Ok(Self { entry: Arc::new(entry), ..self.clone() })
     }
 
-    /// A copy of another shape, in the same dtype: its element i is this tensor's element `source(i)`, or zero.
+    /// Where in [`bytes`](Self::bytes) a row of the outermost dimension begins, or the last one ends.
+    fn row_start(&self, row: usize) -> Result<usize> {
+        let count = self.shape().first().copied().unwrap_or(0).max(1);
+        let block = match self.dtype() {
+            Ok(dtype) if dtype.is_block() => dtype,
+            _ => return Ok(row * (self.bytes().len() / count)),
+        };
+        let element = row * (self.len() / count);
+        if !element.is_multiple_of(block.block_len()) {
+            let expected = format!("rows of whole blocks of {} elements", block.block_len());
+            return Err(tensor_error(self.file(), self.name(), expected, format!("a cut at element {element}")));
+        }
+        Ok(element / block.block_len() * block.size())
+    }
+
+    /// A copy of another shape: its element i is this tensor's element `source(i)`, or zero. In the same dtype, or in
+    /// F32 where elements come in blocks.
     ///
     /// # Errors
     /// [`TensorError`](InferError::TensorError) when the dtype is no float, [`OutOfMemory`](InferError::OutOfMemory).
     pub fn rearranged(&self, shape: &[usize], source: impl Fn(usize) -> Option<usize>) -> Result<Self> {
-        let size = self.dtype()?.size();
+        let dtype = self.dtype()?;
+        if dtype.is_block() {
+            return self.mapped(|value| value)?.rearranged(shape, source);
+        }
+        self.copied(shape, dtype.size(), source)
+    }
+
+    /// A copy of `count` rows, in the same dtype: its row i is this tensor's row `source(i)`. Blocks stay whole.
+    ///
+    /// # Errors
+    /// [`TensorError`](InferError::TensorError) when the dtype is no float or `source` names a row beyond the last,
+    /// [`OutOfMemory`](InferError::OutOfMemory).
+    pub fn rows_rearranged(&self, count: usize, source: impl Fn(usize) -> usize) -> Result<Self> {
+        self.dtype()?;
+        let rows = self.shape().first().copied().unwrap_or(0);
+        if let Some(beyond) = (0..count).map(&source).find(|row| *row >= rows) {
+            return Err(tensor_error(self.file(), self.name(), format!("row {beyond}"), format!("{rows} rows")));
+        }
+        let width = self.row_start(1)?;
+        let mut shape = self.shape().to_vec();
+        if let Some(first) = shape.first_mut() {
+            *first = count;
+        }
+        if width == 0 || count == 0 {
+            return self.copied(&shape, 1, |_| None);
+        }
+        self.copied(&shape, width, |row| Some(source(row)))
+    }
+
+    /// A copy of another shape, in the same dtype, made of units of `size` bytes: unit i is `source(i)`, or zeros.
+    fn copied(&self, shape: &[usize], size: usize, source: impl Fn(usize) -> Option<usize>) -> Result<Self> {
         let elements: usize = shape.iter().product();
+        let dtype = self.dtype()?;
+        let len = elements / dtype.block_len() * dtype.size();
         let mut bytes = Vec::new();
-        bytes.try_reserve_exact(elements * size).map_err(|_| InferError::OutOfMemory {
+        bytes.try_reserve_exact(len).map_err(|_| InferError::OutOfMemory {
             what: format!("a rearranged copy of tensor `{}`", self.name()),
-            bytes: elements * size,
+            bytes: len,
         })?;
-        bytes.resize(elements * size, 0);
+        bytes.resize(len, 0);
         let data = self.bytes();
         for (i, to) in bytes.chunks_exact_mut(size).enumerate() {
             if let Some(from) = source(i) {
                 to.copy_from_slice(&data[from * size..][..size]);
             }
         }
-        let entry = Entry { shape: shape.to_vec(), elements, range: 0..bytes.len(), ..(*self.entry).clone() };
-        Ok(Self { mapping: Arc::clone(&self.mapping), entry: Arc::new(entry), copy: Some(bytes.into()) })
+        Ok(self.owned(Entry { shape: shape.to_vec(), elements, ..(*self.entry).clone() }, bytes))
     }
 
-    /// Widens the `out.len()` elements from element `first` on into `out`, each exactly.
+    /// A tensor of this file whose data is a copy of its own.
+    fn owned(&self, entry: Entry, bytes: Vec<u8>) -> Self {
+        let entry = Entry { range: 0..bytes.len(), ..entry };
+        Self { mapping: Arc::clone(&self.mapping), entry: Arc::new(entry), copy: Some(bytes.into()) }
+    }
+
+    /// Widens the `out.len()` elements from element `first` on into `out`: floats exactly, blocks to the values that they
+    /// stand for.
     ///
     /// # Errors
     /// [`TensorError`](InferError::TensorError) when the dtype is no float or the tensor has too few elements; `out` is
@@ -129,6 +182,9 @@ impl Tensor {
             let expected = format!("{} elements from element {first} on", out.len());
             return Err(tensor_error(self.file(), self.name(), expected, format!("{} elements", self.len())));
         };
+        if dtype.is_block() {
+            return read_blocks(dtype, self.bytes(), first, out);
+        }
         let bytes = &self.bytes()[first * dtype.size()..end * dtype.size()];
         match dtype {
             Dtype::F32 => {
@@ -137,12 +193,12 @@ impl Tensor {
                 }
             }
             Dtype::F16 => widen(bytes, out, f16::from_le_bytes, |half, out| half.convert_to_f32_slice(out)),
-            Dtype::BF16 => widen(bytes, out, bf16::from_le_bytes, |half, out| half.convert_to_f32_slice(out)),
+            _ => widen(bytes, out, bf16::from_le_bytes, |half, out| half.convert_to_f32_slice(out)),
         }
         Ok(())
     }
 
-    /// All elements, widened exactly.
+    /// All elements, widened as by [`read_f32`](Self::read_f32).
     ///
     /// # Errors
     /// As [`read_f32`](Self::read_f32), and [`OutOfMemory`](InferError::OutOfMemory).
@@ -164,11 +220,11 @@ impl Tensor {
     /// As [`to_f32`](Self::to_f32).
     pub fn mapped(&self, f: impl Fn(f32) -> f32) -> Result<Self> {
         let bytes: Vec<u8> = self.to_f32()?.into_iter().flat_map(|v| f(v).to_le_bytes()).collect();
-        let entry = Entry { dtype: "F32".to_string(), range: 0..bytes.len(), ..(*self.entry).clone() };
-        Ok(Self { mapping: Arc::clone(&self.mapping), entry: Arc::new(entry), copy: Some(bytes.into()) })
+        Ok(self.owned(Entry { dtype: "F32".to_string(), ..(*self.entry).clone() }, bytes))
     }
 
-    /// Index of the first element that is NaN or infinite.
+    /// Index of the first element that is NaN or infinite; of the first element of its block where a block has a scale that
+    /// is.
     ///
     /// # Errors
     /// [`TensorError`](InferError::TensorError) when the dtype is no float.
@@ -178,6 +234,7 @@ impl Tensor {
             Dtype::F32 => position(bytes, |raw| !f32::from_le_bytes(raw).is_finite()),
             Dtype::F16 => position(bytes, |raw| !f16::from_le_bytes(raw).is_finite()),
             Dtype::BF16 => position(bytes, |raw| !bf16::from_le_bytes(raw).is_finite()),
+            dtype => blocks::first_bad_scale(dtype, bytes).map(|block| block * dtype.block_len()),
         })
     }
 }
@@ -203,6 +260,30 @@ fn widen<H: Copy + Default>(
         }
         convert(halves, out);
     }
+}
+
+/// The elements from `first` on of a tensor of blocks. Whole blocks go straight to `out`, those cut at the ends through a
+/// buffer.
+fn read_blocks(dtype: Dtype, bytes: &[u8], first: usize, out: &mut [f32]) -> Result<()> {
+    let (len, size) = (dtype.block_len(), dtype.size());
+    let mut buffer = [0.0; 256];
+    let mut done = 0;
+    while done < out.len() {
+        let (block, skip) = ((first + done) / len, (first + done) % len);
+        let left = out.len() - done;
+        if skip == 0 && left >= len {
+            let whole = left / len;
+            let bytes = &bytes[block * size..(block + whole) * size];
+            blocks::dequantise(dtype, bytes, &mut out[done..done + whole * len])?;
+            done += whole * len;
+        } else {
+            let part = left.min(len - skip);
+            blocks::dequantise(dtype, &bytes[block * size..(block + 1) * size], &mut buffer[..len])?;
+            out[done..done + part].copy_from_slice(&buffer[skip..skip + part]);
+            done += part;
+        }
+    }
+    Ok(())
 }
 
 /// Index of the first element that `bad` holds for. A chunk is scanned without branches before it is searched.
