@@ -51,6 +51,8 @@ impl Vector for __m256 {
 pub(super) const TILE_ROWS: usize = 6;
 /// Panels of a register tile.
 pub(super) const TILE_PANELS: usize = 1;
+/// Panels abreast of a single row: as many streams for the memory to serve, in half the registers or less.
+const WIDE_PANELS: usize = 4;
 
 /// A tile shape, optimised as a function of its own. Inlined into the dispatch below before they are optimised, the
 /// shapes together are too much for the compiler: it keeps the accumulators in memory, at a third of the speed.
@@ -59,9 +61,9 @@ pub(super) const TILE_PANELS: usize = 1;
 /// [`gemm::tile`]'s contract.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline(never)]
-unsafe fn shape<const MR: usize>(t: &gemm::Tile) {
+unsafe fn shape<const MR: usize, const NV: usize>(t: &gemm::Tile) {
     // SAFETY: forwarded.
-    unsafe { gemm::tile::<__m256, MR, 2>(t) }
+    unsafe { gemm::tile::<__m256, MR, NV>(t) }
 }
 
 #[inline(always)]
@@ -70,8 +72,11 @@ unsafe fn tile(t: &gemm::Tile) {
     unsafe {
         macro_rules! rows {
             ($($mr:literal)*) => {
-                match t.rows { $($mr => shape::<$mr>(t),)* _ => unreachable!("tile of {} rows", t.rows) }
+                match t.rows { $($mr => shape::<$mr, 2>(t),)* _ => unreachable!("tile of {} rows", t.rows) }
             };
+        }
+        if t.panels == WIDE_PANELS {
+            return shape::<1, { 2 * WIDE_PANELS }>(t);
         }
         rows!(1 2 3 4 5 6)
     }
@@ -83,22 +88,23 @@ unsafe fn tile(t: &gemm::Tile) {
 /// [`gemm::tile`]'s contract.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline(never)]
-unsafe fn half_shape<H: gemm::Half, const MR: usize>(t: &gemm::Tile<u16>) {
+unsafe fn half_shape<H: gemm::Half, const MR: usize, const NV: usize>(t: &gemm::Tile<u16>) {
     // SAFETY: forwarded.
-    unsafe { gemm::half_tile::<__m256, H, MR, 2>(t) }
+    unsafe { gemm::half_tile::<__m256, H, MR, NV>(t) }
 }
 
 #[inline(always)]
 unsafe fn half_tile<H: gemm::Half>(t: &gemm::Tile<u16>) {
     // SAFETY: forwarded; at most `gemm::HALF_ROWS` rows, one panel.
     unsafe {
-        match t.rows {
-            1 => half_shape::<H, 1>(t),
-            2 => half_shape::<H, 2>(t),
-            3 => half_shape::<H, 3>(t),
-            _ => half_shape::<H, 4>(t),
+        match (t.rows, t.panels) {
+            (1, WIDE_PANELS) => half_shape::<H, 1, { 2 * WIDE_PANELS }>(t),
+            (1, _) => half_shape::<H, 1, 2>(t),
+            (2, _) => half_shape::<H, 2, 2>(t),
+            (3, _) => half_shape::<H, 3, 2>(t),
+            _ => half_shape::<H, 4, 2>(t),
         }
     }
 }
 
-kernel_table!("avx2", "avx2,fma,f16c", __m256, TILE_ROWS, TILE_PANELS);
+kernel_table!("avx2", "avx2,fma,f16c", __m256, TILE_ROWS, TILE_PANELS, WIDE_PANELS);

@@ -47,6 +47,8 @@ impl Vector for __m512 {
 pub(super) const TILE_ROWS: usize = 8;
 /// Panels of a register tile.
 pub(super) const TILE_PANELS: usize = 3;
+/// Panels abreast of a single row: as many streams for the memory to serve, in half the registers or less.
+const WIDE_PANELS: usize = 8;
 
 /// A tile shape, optimised as a function of its own. Inlined into the dispatch below before they are optimised, the
 /// shapes together are too much for the compiler: it keeps the accumulators in memory, at a third of the speed.
@@ -70,6 +72,7 @@ unsafe fn tile(t: &gemm::Tile) {
             };
         }
         match t.panels {
+            WIDE_PANELS => shape::<1, { WIDE_PANELS }>(t),
             1 => rows!(1: 1 2 3 4 5 6 7 8),
             2 => rows!(2: 1 2 3 4 5 6 7 8),
             _ => rows!(3: 1 2 3 4 5 6 7 8),
@@ -95,7 +98,8 @@ unsafe fn half_tile<H: gemm::Half>(t: &gemm::Tile<u16>) {
         match (t.rows, t.panels) {
             (1, 1) => half_shape::<H, 1, 1>(t),
             (1, 2) => half_shape::<H, 1, 2>(t),
-            (1, _) => half_shape::<H, 1, 3>(t),
+            (1, 3) => half_shape::<H, 1, 3>(t),
+            (1, _) => half_shape::<H, 1, { WIDE_PANELS }>(t),
             (2, 1) => half_shape::<H, 2, 1>(t),
             (2, 2) => half_shape::<H, 2, 2>(t),
             (2, _) => half_shape::<H, 2, 3>(t),
@@ -109,4 +113,4 @@ unsafe fn half_tile<H: gemm::Half>(t: &gemm::Tile<u16>) {
     }
 }
 
-kernel_table!("avx512", "avx512f,avx512dq,avx2,fma,f16c", __m512, TILE_ROWS, TILE_PANELS);
+kernel_table!("avx512", "avx512f,avx512dq,avx2,fma,f16c", __m512, TILE_ROWS, TILE_PANELS, WIDE_PANELS);

@@ -251,12 +251,20 @@ pub(super) struct BlockFinish {
 /// [`Block`]'s pointers are valid for its shape, C's rows and columns of this block belong to the caller alone, and
 /// the CPU has V's instruction set.
 #[inline(always)]
-pub(super) unsafe fn block<V: Vector, T>(b: &Block<T>, tile_rows: usize, tile_panels: usize, tile: impl Fn(&Tile<T>)) {
+pub(super) unsafe fn block<V: Vector, T>(
+    b: &Block<T>,
+    tile_rows: usize,
+    tile_panels: usize,
+    wide_panels: usize,
+    tile: impl Fn(&Tile<T>),
+) {
     let tiles = b.rows.div_ceil(tile_rows);
     let (quotient, remainder) = (b.rows / tiles, b.rows % tiles);
     let mut panel = b.panels.start;
     while panel < b.panels.end {
-        let panels = tile_panels.min(b.panels.end - panel);
+        let left = b.panels.end - panel;
+        // One row reads each weight once: many panels abreast are many streams for the memory to serve.
+        let panels = if b.rows == 1 && left >= wide_panels { wide_panels } else { tile_panels.min(left) };
         let prefetch_lines = match tiles {
             1 => 4,
             2 | 3 => 2,

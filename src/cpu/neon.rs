@@ -51,6 +51,8 @@ impl Vector for float32x4_t {
 pub(super) const TILE_ROWS: usize = 6;
 /// Panels of a register tile.
 pub(super) const TILE_PANELS: usize = 1;
+/// Panels abreast of a single row: as many streams for the memory to serve, in half the registers or less.
+const WIDE_PANELS: usize = 4;
 
 /// A tile shape, optimised as a function of its own; see the AVX2 instance.
 ///
@@ -58,9 +60,9 @@ pub(super) const TILE_PANELS: usize = 1;
 /// [`gemm::tile`]'s contract.
 #[target_feature(enable = "neon")]
 #[inline(never)]
-unsafe fn shape<const MR: usize>(t: &gemm::Tile) {
+unsafe fn shape<const MR: usize, const NV: usize>(t: &gemm::Tile) {
     // SAFETY: forwarded.
-    unsafe { gemm::tile::<float32x4_t, MR, 4>(t) }
+    unsafe { gemm::tile::<float32x4_t, MR, NV>(t) }
 }
 
 #[inline(always)]
@@ -69,8 +71,11 @@ unsafe fn tile(t: &gemm::Tile) {
     unsafe {
         macro_rules! rows {
             ($($mr:literal)*) => {
-                match t.rows { $($mr => shape::<$mr>(t),)* _ => unreachable!("tile of {} rows", t.rows) }
+                match t.rows { $($mr => shape::<$mr, 4>(t),)* _ => unreachable!("tile of {} rows", t.rows) }
             };
+        }
+        if t.panels == WIDE_PANELS {
+            return shape::<1, { 4 * WIDE_PANELS }>(t);
         }
         rows!(1 2 3 4 5 6)
     }
@@ -82,22 +87,23 @@ unsafe fn tile(t: &gemm::Tile) {
 /// [`gemm::tile`]'s contract.
 #[target_feature(enable = "neon")]
 #[inline(never)]
-unsafe fn half_shape<H: gemm::Half, const MR: usize>(t: &gemm::Tile<u16>) {
+unsafe fn half_shape<H: gemm::Half, const MR: usize, const NV: usize>(t: &gemm::Tile<u16>) {
     // SAFETY: forwarded.
-    unsafe { gemm::half_tile::<float32x4_t, H, MR, 4>(t) }
+    unsafe { gemm::half_tile::<float32x4_t, H, MR, NV>(t) }
 }
 
 #[inline(always)]
 unsafe fn half_tile<H: gemm::Half>(t: &gemm::Tile<u16>) {
     // SAFETY: forwarded; at most `gemm::HALF_ROWS` rows, one panel.
     unsafe {
-        match t.rows {
-            1 => half_shape::<H, 1>(t),
-            2 => half_shape::<H, 2>(t),
-            3 => half_shape::<H, 3>(t),
-            _ => half_shape::<H, 4>(t),
+        match (t.rows, t.panels) {
+            (1, WIDE_PANELS) => half_shape::<H, 1, { 4 * WIDE_PANELS }>(t),
+            (1, _) => half_shape::<H, 1, 4>(t),
+            (2, _) => half_shape::<H, 2, 4>(t),
+            (3, _) => half_shape::<H, 3, 4>(t),
+            _ => half_shape::<H, 4, 4>(t),
         }
     }
 }
 
-kernel_table!("neon", "neon", float32x4_t, TILE_ROWS, TILE_PANELS);
+kernel_table!("neon", "neon", float32x4_t, TILE_ROWS, TILE_PANELS, WIDE_PANELS);

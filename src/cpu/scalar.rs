@@ -43,4 +43,4 @@ unsafe fn half_tile<H: gemm::Half>(t: &Tile<u16>) {
     }
 }
 
-kernel_table!("scalar", f32, TILE_ROWS, TILE_PANELS);
+kernel_table!("scalar", f32, TILE_ROWS, TILE_PANELS, 1);

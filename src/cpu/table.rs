@@ -49,7 +49,7 @@ pub(super) struct Raw {
 
 /// Stamps the generic kernels for one vector type; the string lists the target features they are compiled with.
 macro_rules! kernel_table {
-    ($name:literal, $($features:literal,)? $vector:ty, $tile_rows:expr, $tile_panels:expr) => {
+    ($name:literal, $($features:literal,)? $vector:ty, $tile_rows:expr, $tile_panels:expr, $wide_panels:expr) => {
         /// The table of this instruction set; usable only where the CPU has it.
         pub(super) static KERNELS: crate::cpu::table::Kernels = {
             use crate::cpu::rows;
@@ -71,17 +71,25 @@ macro_rules! kernel_table {
             $(#[target_feature(enable = $features)])?
             unsafe fn block(b: &gemm::Block) {
                 // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
-                unsafe { gemm::block::<$vector, f32>(b, $tile_rows, $tile_panels, |t| tile(t)) }
+                unsafe { gemm::block::<$vector, f32>(b, $tile_rows, $tile_panels, $wide_panels, |t| tile(t)) }
+            }
+            #[inline(always)]
+            unsafe fn half_block<H: gemm::Half>(b: &gemm::Block<u16>) {
+                // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
+                unsafe {
+                    let (rows, wide) = (gemm::HALF_ROWS, $wide_panels);
+                    gemm::block::<$vector, u16>(b, rows, $tile_panels, wide, |t| half_tile::<H>(t))
+                }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn f16_block(b: &gemm::Block<u16>) {
-                // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
-                unsafe { gemm::block::<$vector, u16>(b, gemm::HALF_ROWS, $tile_panels, |t| half_tile::<gemm::F16>(t)) }
+                // SAFETY: forwarded.
+                unsafe { half_block::<gemm::F16>(b) }
             }
             $(#[target_feature(enable = $features)])?
             unsafe fn bf16_block(b: &gemm::Block<u16>) {
-                // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
-                unsafe { gemm::block::<$vector, u16>(b, gemm::HALF_ROWS, $tile_panels, |t| half_tile::<gemm::Bf16>(t)) }
+                // SAFETY: forwarded.
+                unsafe { half_block::<gemm::Bf16>(b) }
             }
             crate::cpu::table::Kernels {
                 name: $name,

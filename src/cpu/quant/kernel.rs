@@ -97,13 +97,16 @@ pub(in crate::cpu) struct QuantBlock {
     pub finish: Option<BlockFinish>,
 }
 
-/// Runs tiles of at most `MOST` rows and one panel; single rows take two panels abreast.
+/// Panels abreast of a single row.
+const ABREAST: usize = 4;
+
+/// Runs tiles of at most `most` rows and one panel; a single row takes several panels abreast.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn block<O: QuantOps>(b: &QuantBlock, most: usize, tile: impl Fn(&QuantBlock, Tile)) {
     let tiles = b.rows.div_ceil(most);
     let mut panel = b.panels.start;
     while panel < b.panels.end {
-        let abreast = if b.rows == 1 && b.panels.end - panel >= 2 { 2 } else { 1 };
+        let abreast = if b.rows == 1 && b.panels.end - panel >= ABREAST { ABREAST } else { 1 };
         for i in 0..tiles {
             let rows = b.rows * i / tiles..b.rows * (i + 1) / tiles;
             tile(b, Tile { row: rows.start, rows: rows.len(), panel, panels: abreast });
@@ -276,7 +279,7 @@ macro_rules! quant_table {
                 // SAFETY: forwarded; tiles have at most the rows listed.
                 unsafe {
                     kernel::block::<$ops>(b, $most, |b, t| match (t.rows, t.panels) {
-                        (1, 2) => shape::<1, 2>(b, t),
+                        (1, 4) => shape::<1, 4>(b, t),
                         $(($mr, _) => shape::<$mr, 1>(b, t),)*
                         _ => unreachable!("tile of {} rows", t.rows),
                     })
