@@ -30,35 +30,18 @@ enum Panels {
 }
 
 impl PackedMatrix {
-    /// Stacks tensors [n_i, k]. They are of one shape class and dtype, or all are widened to f32.
+    /// Stacks tensors [n_i, k]. Tensors of one dtype keep it where it is computed with; all others are widened to f32.
     pub fn new(parts: &[Tensor]) -> Result<Self> {
         let k = parts[0].shape()[1];
-        let n = parts.iter().map(|t| t.shape()[0]).sum::<usize>();
-        let dtypes = parts.iter().map(Tensor::dtype).collect::<Result<Vec<_>>>()?;
-        // Blocks are widened.
-        let dtype =
-            if dtypes.iter().all(|d| *d == dtypes[0]) && !dtypes[0].is_block() { dtypes[0] } else { Dtype::F32 };
-        let len = n.div_ceil(PANEL) * k * PANEL;
         let rows: Vec<(&Tensor, usize)> = parts.iter().flat_map(|t| (0..t.shape()[0]).map(move |r| (t, r))).collect();
-        let data = match dtype {
-            Dtype::F16 | Dtype::BF16 => {
-                let mut data = AlignedBuf::zeroed(len, "packed weights")?;
-                // The exponent's bits, all set in an infinity or NaN.
-                let exponent = if dtype == Dtype::F16 { 0x7c00 } else { 0x7f80 };
-                pack(&rows, k, &mut data, |t, r, out: &mut [u16]| {
-                    let bytes = &t.bytes()[r * k * 2..(r + 1) * k * 2];
-                    for (value, pair) in out.iter_mut().zip(bytes.chunks_exact(2)) {
-                        *value = u16::from_le_bytes([pair[0], pair[1]]);
-                    }
-                    match out.iter().position(|v| v & exponent == exponent) {
-                        Some(column) => Err(not_finite(t, r, column)),
-                        None => Ok(()),
-                    }
-                })?;
-                if dtype == Dtype::F16 { Panels::F16(data) } else { Panels::Bf16(data) }
-            }
+        let dtypes = parts.iter().map(Tensor::dtype).collect::<Result<Vec<_>>>()?;
+        let one = dtypes.iter().all(|d| *d == dtypes[0]).then_some(dtypes[0]);
+        let data = match one {
+            Some(dtype @ (Dtype::F16 | Dtype::BF16)) => halves(&rows, k, dtype)?,
+            Some(Dtype::Q8_0) => quantised(&rows, k, QuantKind::Q8)?,
+            Some(Dtype::Q4_0) => quantised(&rows, k, QuantKind::Q4)?,
             _ => {
-                let mut data = AlignedBuf::zeroed(len, "packed weights")?;
+                let mut data = AlignedBuf::zeroed(rows.len().div_ceil(PANEL) * k * PANEL, "packed weights")?;
                 pack(&rows, k, &mut data, |t, r, out| {
                     t.read_f32(r * k, out)?;
                     check(t, r, out)
@@ -66,10 +49,11 @@ impl PackedMatrix {
                 Panels::F32(data)
             }
         };
-        Ok(Self { n, k, data })
+        Ok(Self { n: rows.len(), k, data })
     }
 
-    /// Stacks rows of quantised blocks, `k` values each.
+    /// From rows of quantised blocks, `k` values each.
+    #[cfg(test)]
     pub fn quantised<'a>(kind: QuantKind, n: usize, k: usize, row: impl Fn(usize) -> &'a [u8] + Sync) -> Result<Self> {
         Ok(Self { n, k, data: Panels::Quant(QuantMatrix::new(kind, n, k, row)?) })
     }
@@ -82,6 +66,41 @@ impl PackedMatrix {
             Panels::Quant(q) => q.bytes(),
         }
     }
+}
+
+/// Panels of 16-bit values, checked to be finite.
+fn halves(rows: &[(&Tensor, usize)], k: usize, dtype: Dtype) -> Result<Panels> {
+    let mut data = AlignedBuf::zeroed(rows.len().div_ceil(PANEL) * k * PANEL, "packed weights")?;
+    // The exponent's bits, all set in an infinity or NaN.
+    let exponent = if dtype == Dtype::F16 { 0x7c00 } else { 0x7f80 };
+    pack(rows, k, &mut data, |t, r, out: &mut [u16]| {
+        let bytes = &t.bytes()[r * k * 2..(r + 1) * k * 2];
+        for (value, pair) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+            *value = u16::from_le_bytes([pair[0], pair[1]]);
+        }
+        match out.iter().position(|v| v & exponent == exponent) {
+            Some(column) => Err(not_finite(t, r, column)),
+            None => Ok(()),
+        }
+    })?;
+    Ok(if dtype == Dtype::F16 { Panels::F16(data) } else { Panels::Bf16(data) })
+}
+
+/// Panels of quantised blocks, whose scales are checked to be finite.
+fn quantised(rows: &[(&Tensor, usize)], k: usize, kind: QuantKind) -> Result<Panels> {
+    for (i, (tensor, row)) in rows.iter().enumerate() {
+        let first = i == 0 || !std::ptr::eq(rows[i - 1].0, *tensor);
+        if let Some(at) = first.then(|| tensor.first_non_finite()).transpose()?.flatten() {
+            return Err(not_finite(tensor, row + at / k.max(1), at % k.max(1)));
+        }
+    }
+    let row = |i: usize| {
+        let (tensor, row) = rows[i];
+        let bytes = tensor.bytes();
+        let stored = bytes.len() / tensor.shape()[0];
+        &bytes[row * stored..][..stored]
+    };
+    Ok(Panels::Quant(QuantMatrix::new(kind, rows.len(), k, row)?))
 }
 
 fn check(t: &Tensor, row: usize, values: &[f32]) -> Result<()> {
