@@ -7,16 +7,16 @@ use rayon::prelude::*;
 
 use super::attention::{self, View};
 use super::kv::{self, Keys};
-use super::memory::{Pool, PooledBuf};
+use super::memory::Pool;
+use super::operands::{expect, host, host_mut, indices, shape, view, whole_rows};
 use super::packed::{self, PackedMatrix, Product};
 use super::quant::QuantKernels;
-use super::scores::{Bias, Shape};
 use super::table::Kernels;
 use super::{dispatch, pooling};
 use crate::error::{InferError, Result};
 use crate::gpu::{
     Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer, KvStore,
-    Norm, NormKind, PoolingMode, Rope, RopeLayout, ScoreBias, Segments, Slices, StoredAttention, Table, Weight,
+    Norm, NormKind, PoolingMode, Rope, RopeLayout, Segments, Slices, StoredAttention, Table, Weight,
 };
 use crate::weights::Tensor;
 
@@ -44,33 +44,6 @@ fn each_rows(x: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
     x.par_chunks_mut(chunk * cols).enumerate().for_each(|(i, part)| f(i * chunk, part));
 }
 
-fn expect(operation: &str, what: &str, found: usize, needed: usize) -> Result<()> {
-    if found >= needed {
-        return Ok(());
-    }
-    Err(InferError::InvalidArgument(format!("{operation}: {what} holds {found} values, {needed} are needed")))
-}
-
-/// A matrix of rows `cols` wide, and nothing left over.
-fn whole_rows(operation: &str, len: usize, cols: usize) -> Result<()> {
-    if cols > 0 && len.is_multiple_of(cols) {
-        return Ok(());
-    }
-    Err(InferError::InvalidArgument(format!("{operation}: {len} values are not whole rows of {cols}")))
-}
-
-fn host(b: &Buffer) -> Result<&[f32]> {
-    b.storage::<PooledBuf>().map(|p| &**p)
-}
-
-fn host_mut(b: &mut Buffer) -> Result<&mut [f32]> {
-    b.storage_mut::<PooledBuf>().map(|p| &mut **p)
-}
-
-fn indices(b: &IndexBuffer) -> Result<&[u32]> {
-    b.storage::<Vec<u32>>().map(Vec::as_slice)
-}
-
 impl CpuCompute {
     /// With the instruction set `KIN_INFER_CPU_ISA` names, else the best this CPU has.
     ///
@@ -89,79 +62,6 @@ impl CpuCompute {
     pub fn with_quant_kernels(kernels: &'static Kernels, quant: &'static QuantKernels) -> Self {
         Self { kernels, quant, pool: Arc::default() }
     }
-
-    fn shape<'a>(&self, s: &AttentionShape<'a>) -> Result<(Shape<'a>, Vec<Range<usize>>)> {
-        if s.head_dim == 0 || s.heads == 0 || s.kv_heads == 0 || !s.heads.is_multiple_of(s.kv_heads) {
-            return Err(InferError::InvalidArgument(format!(
-                "attention: {} query heads of {} features cannot share {} key heads",
-                s.heads, s.head_dim, s.kv_heads
-            )));
-        }
-        expect("attention", "the positions", s.positions.len(), s.segments.total())?;
-        let positions = indices(s.positions)?;
-        let segments: Vec<Range<usize>> = s.segments.iter().collect();
-        if segments.iter().any(|r| !positions[r.clone()].is_sorted_by(|a, b| a < b)) {
-            return Err(InferError::InvalidArgument("attention: positions do not ascend in a sequence".to_string()));
-        }
-        let shape = Shape {
-            heads: s.heads,
-            kv_heads: s.kv_heads,
-            head_dim: s.head_dim,
-            scale: s.scale,
-            positions,
-            bias: bias(s)?,
-            window: s.window,
-            softcap: s.softcap,
-        };
-        Ok((shape, segments))
-    }
-
-    /// The view of `heads` heads over all rows of the batch, checked.
-    fn view<'a>(&self, what: &str, c: Columns<'a>, heads: usize, s: &AttentionShape) -> Result<View<'a>> {
-        let rows = s.segments.total();
-        let end = c.first + heads * s.head_dim;
-        if end > c.stride {
-            return Err(InferError::InvalidArgument(format!("attention: {what} ends past the matrix' width")));
-        }
-        expect("attention", what, c.buffer.len(), rows.saturating_sub(1) * c.stride + if rows == 0 { 0 } else { end })?;
-        Ok(View { data: host(c.buffer)?, first: c.first, stride: c.stride })
-    }
-}
-
-/// The score bias over host slices, checked.
-fn bias<'a>(s: &AttentionShape<'a>) -> Result<Bias<'a>> {
-    let span = |reach: usize| reach.checked_mul(2).and_then(|r| r.checked_add(1)).unwrap_or(usize::MAX);
-    Ok(match s.bias {
-        ScoreBias::None => Bias::None,
-        ScoreBias::Alibi { slopes } => {
-            expect("attention", "the slopes", slopes.len(), s.heads)?;
-            Bias::Alibi(host(slopes)?)
-        }
-        ScoreBias::Distance { table, reach } => {
-            expect("attention", "the distance table", table.len(), s.heads.saturating_mul(span(reach)))?;
-            Bias::Distance { table: host(table)?, reach }
-        }
-        ScoreBias::Disentangled(d) => {
-            expect("attention", "the map of distances", d.map.len(), span(d.reach))?;
-            let map = indices(d.map)?;
-            if !map[..span(d.reach)].is_sorted() {
-                return Err(InferError::InvalidArgument("attention: the map of distances descends".to_string()));
-            }
-            let table = |t: Option<&'a Buffer>| match t {
-                Some(t) => {
-                    expect("attention", "a position table", t.len(), d.map.bound() * s.heads * s.head_dim)?;
-                    host(t).map(Some)
-                }
-                None => Ok(None),
-            };
-            Bias::Disentangled {
-                map,
-                reach: d.reach,
-                keys: table(d.position_keys)?,
-                queries: table(d.position_queries)?,
-            }
-        }
-    })
 }
 
 impl GpuCompute for CpuCompute {
@@ -275,8 +175,8 @@ impl GpuCompute for CpuCompute {
 
     fn attention_scores(&self, q: Columns, k: Columns, s: &AttentionShape, scores: &mut Buffer) -> Result<()> {
         expect("attention", "the score buffer", scores.len(), s.score_len())?;
-        let (shape, segments) = self.shape(s)?;
-        let (q, k) = (self.view("the query", q, s.heads, s)?, self.view("the key", k, s.kv_heads, s)?);
+        let (shape, segments) = shape(s)?;
+        let (q, k) = (view("the query", q, s.heads, s)?, view("the key", k, s.kv_heads, s)?);
         let mut rest = host_mut(scores)?;
         for segment in segments.iter().filter(|r| !r.is_empty()) {
             for head in 0..s.heads {
@@ -290,7 +190,7 @@ impl GpuCompute for CpuCompute {
 
     fn softmax(&self, scores: &mut Buffer, s: &AttentionShape) -> Result<()> {
         expect("softmax", "the score buffer", scores.len(), s.score_len())?;
-        let (shape, segments) = self.shape(s)?;
+        let (shape, segments) = shape(s)?;
         let mut rest = host_mut(scores)?;
         for segment in segments.iter().filter(|r| !r.is_empty()) {
             for head in 0..s.heads {
@@ -307,8 +207,8 @@ impl GpuCompute for CpuCompute {
         let width = s.heads * s.head_dim;
         expect("attention", "the score buffer", scores.len(), s.score_len())?;
         expect("attention", "the output", out.len(), s.segments.total() * width)?;
-        let (shape, segments) = self.shape(s)?;
-        let v = self.view("the value", v, s.kv_heads, s)?;
+        let (shape, segments) = shape(s)?;
+        let v = view("the value", v, s.kv_heads, s)?;
         let (mut rest, out) = (host(scores)?, host_mut(out)?);
         for segment in segments.iter().filter(|r| !r.is_empty()) {
             for head in 0..s.heads {
@@ -323,11 +223,11 @@ impl GpuCompute for CpuCompute {
 
     fn attention(&self, q: Columns, k: Columns, v: Columns, s: &AttentionShape, out: &mut Buffer) -> Result<()> {
         expect("attention", "the output", out.len(), s.segments.total() * s.heads * s.head_dim)?;
-        let (shape, segments) = self.shape(s)?;
+        let (shape, segments) = shape(s)?;
         let views = (
-            self.view("the query", q, s.heads, s)?,
-            self.view("the key", k, s.kv_heads, s)?,
-            self.view("the value", v, s.kv_heads, s)?,
+            view("the query", q, s.heads, s)?,
+            view("the key", k, s.kv_heads, s)?,
+            view("the value", v, s.kv_heads, s)?,
         );
         attention::run(self.kernels, &shape, &segments, views, host_mut(out)?);
         Ok(())

@@ -13,6 +13,7 @@ mod math;
 mod memory;
 #[cfg(target_arch = "aarch64")]
 mod neon;
+mod operands;
 mod packed;
 mod pooling;
 mod quant;
