@@ -3,18 +3,33 @@
 
 #[path = "kernels/backend/attention.rs"]
 mod attention;
+#[path = "kernels/backend/attention_errors.rs"]
+mod attention_errors;
+#[path = "kernels/backend/batch.rs"]
+mod batch;
 #[path = "kernels/backend/composed.rs"]
 mod composed;
+#[path = "kernels/backend/contract.rs"]
+mod contract;
 #[allow(dead_code)]
 #[path = "kernels/definition.rs"]
 mod definition;
 #[path = "kernels/backend/errors.rs"]
 mod errors;
+#[path = "kernels/backend/relative.rs"]
+mod relative;
+#[path = "kernels/backend/rows.rs"]
+mod rows;
+#[path = "kernels/backend/windows.rs"]
+mod windows;
 
 use composed::Composed;
 use definition::{ACTIVATIONS, Random, each_isa, same, tensor, with_threads};
 use kin_infer::cpu::{CpuCompute, available};
-use kin_infer::gpu::{AttentionShape, Buffer, Columns, GpuCompute, PoolingMode, Rope, RopeLayout, Segments};
+use kin_infer::gpu::{
+    Activation, AttentionShape, Buffer, Columns, GpuCompute, KeyWindow, Norm, NormKind, PoolingMode, Rope, RopeLayout,
+    ScoreBias, Segments,
+};
 use safetensors::tensor::Dtype;
 
 fn values(compute: &dyn GpuCompute, buffer: &Buffer) -> Vec<f32> {
@@ -41,19 +56,36 @@ fn close(case: impl Fn() -> String, found: &[f32], exact: &[f64], tolerance: f64
 fn linear_add_norm_is_its_composition() {
     let mut random = Random::new(1);
     for (rows, n, k) in [(1, 1, 1), (3, 48, 100), (9, 77, 513), (200, 96, 384), (0, 16, 8)] {
-        let (weight, _) = tensor(&random.vector(n * k, 0.3), &[n, k], Dtype::F32);
+        let (weight, w) = tensor(&random.vector(n * k, 0.3), &[n, k], Dtype::F32);
         let [x, bias, residual, gamma, beta] = [rows * k, n, rows * n, n, n].map(|len| random.vector(len, 1.0));
+        let product = definition::product(&x, &w, (rows, n, k));
+        let defined = |with_bias: bool, kind: NormKind, with_beta: bool| -> Vec<f32> {
+            let rows = product.chunks(n).zip(residual.chunks(n)).map(|(row, residual)| {
+                let bias = with_bias.then_some(&bias[..]);
+                let sum = definition::finish(row, bias, Activation::Identity, None, Some(residual));
+                match kind {
+                    NormKind::LayerNorm => definition::layer_norm(&sum, &gamma, with_beta.then_some(&beta[..]), 1e-12),
+                    NormKind::RmsNorm => definition::rms_norm(&sum, &gamma, 1e-12),
+                }
+            });
+            rows.flatten().collect()
+        };
         each_isa("linear_add_norm", |kernels| {
             let c = &CpuCompute::with_kernels(kernels);
             let weight = c.prepare_weight(std::slice::from_ref(&weight)).unwrap();
             let [x, bias, residual, gamma, beta] = [&x, &bias, &residual, &gamma, &beta].map(|v| c.upload(v).unwrap());
             for (bias, beta) in [(None, None), (Some(&bias), None), (None, Some(&beta)), (Some(&bias), Some(&beta))] {
-                let run = |c: &dyn GpuCompute| {
-                    let mut out = stale(c, rows * n);
-                    c.linear_add_norm(&x, rows, &weight, bias, &residual, (&gamma, beta, 1e-12), &mut out).unwrap();
-                    values(c, &out)
-                };
-                same(|| format!("{} {rows} {n} {k}", kernels.name()), &run(c), &run(&Composed(c)));
+                let norm = Norm { kind: NormKind::LayerNorm, gamma: &gamma, beta, eps: 1e-12 };
+                for norm in [norm, Norm { kind: NormKind::RmsNorm, beta: None, ..norm }] {
+                    let run = |c: &dyn GpuCompute| {
+                        let mut out = stale(c, rows * n);
+                        c.linear_add_norm(&x, rows, &weight, bias, &residual, norm, &mut out).unwrap();
+                        values(c, &out)
+                    };
+                    let case = || format!("{} {rows} {n} {k} {}", kernels.name(), norm.kind);
+                    same(case, &run(c), &run(&Composed(c)));
+                    same(case, &run(c), &defined(bias.is_some(), norm.kind, norm.beta.is_some()));
+                }
             }
         });
     }
@@ -63,8 +95,17 @@ fn linear_add_norm_is_its_composition() {
 fn gated_ffn_is_its_composition() {
     let mut random = Random::new(2);
     for (rows, n, k) in [(1, 1, 1), (5, 33, 70), (9, 77, 513), (130, 96, 64)] {
-        let [gate, up] = [1, 2].map(|_| tensor(&random.vector(n * k, 0.3), &[n, k], Dtype::BF16).0);
+        let [(gate, gw), (up, uw)] = [1, 2].map(|_| tensor(&random.vector(n * k, 0.3), &[n, k], Dtype::BF16));
         let [x, g, u] = [rows * k, n, n].map(|len| random.vector(len, 1.0));
+        let [gated, upped] = [&gw, &uw].map(|w| definition::product(&x, w, (rows, n, k)));
+        let defined = |activation: Activation, biased: bool| -> Vec<f32> {
+            let rows = gated.chunks(n).zip(upped.chunks(n)).map(|(gate, up)| {
+                let bias = |b| if biased { Some(b) } else { None };
+                let up = definition::finish(up, bias(&u[..]), Activation::Identity, None, None);
+                definition::finish(gate, bias(&g[..]), activation, Some(&up), None)
+            });
+            rows.flatten().collect()
+        };
         each_isa("gated_ffn", |kernels| {
             let c = &CpuCompute::with_kernels(kernels);
             let [gate, up] = [&gate, &up].map(|t| c.prepare_weight(std::slice::from_ref(t)).unwrap());
@@ -76,7 +117,9 @@ fn gated_ffn_is_its_composition() {
                     c.gated_ffn(&x, rows, (&gate, bias(&g)), (&up, bias(&u)), activation, &mut out).unwrap();
                     values(c, &out)
                 };
-                same(|| format!("{} {rows} {n} {k} {activation:?}", kernels.name()), &run(c), &run(&Composed(c)));
+                let case = || format!("{} {rows} {n} {k} {activation:?} {biased}", kernels.name());
+                same(case, &run(c), &run(&Composed(c)));
+                same(case, &run(c), &defined(activation, biased));
             }
         });
     }
@@ -94,10 +137,11 @@ fn row_operations_do_not_see_threads() {
                 let c = &CpuCompute::with_kernels(kernels);
                 let [mut x, y, gamma, beta] = [&x, &y, &gamma, &beta].map(|v| c.upload(v).unwrap());
                 c.add(&mut x, &y).unwrap();
-                c.layer_norm(&mut x, &gamma, Some(&beta), 1e-5).unwrap();
-                c.activate(&mut x, kin_infer::gpu::Activation::GeluErf).unwrap();
+                let norm = Norm { kind: NormKind::LayerNorm, gamma: &gamma, beta: Some(&beta), eps: 1e-5 };
+                c.norm_rows(&mut x, norm).unwrap();
+                c.activate(&mut x, Activation::GeluErf).unwrap();
                 c.mul(&mut x, &y).unwrap();
-                c.rms_norm(&mut x, &gamma, 1e-5).unwrap();
+                c.norm_rows(&mut x, Norm { kind: NormKind::RmsNorm, beta: None, ..norm }).unwrap();
                 c.l2_normalize(&mut x, cols).unwrap();
                 values(c, &x)
             })
@@ -105,7 +149,7 @@ fn row_operations_do_not_see_threads() {
         let mut expected: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x + y).collect();
         for (row, y) in expected.chunks_mut(cols).zip(y.chunks(cols)) {
             let normed = definition::layer_norm(row, &gamma, Some(&beta), 1e-5);
-            let active = normed.iter().map(|x| definition::activation(kin_infer::gpu::Activation::GeluErf, *x));
+            let active = normed.iter().map(|x| definition::activation(Activation::GeluErf, *x));
             let product: Vec<f32> = active.zip(y).map(|(x, y)| x * y).collect();
             row.copy_from_slice(&definition::l2_normalize(&definition::rms_norm(&product, &gamma, 1e-5)));
         }
@@ -299,15 +343,27 @@ fn sizes_that_do_not_make_rows_are_refused() {
     let one = compute.upload(&[1.0; 4]).unwrap();
     let none = compute.upload(&[]).unwrap();
     let mut seven = compute.upload(&[1.0; 7]).unwrap();
-    assert!(compute.layer_norm(&mut seven, &one, None, 0.0).is_err());
-    assert!(compute.layer_norm(&mut seven, &none, None, 0.0).is_err());
-    assert!(compute.rms_norm(&mut seven, &one, 0.0).is_err());
+    for kind in [NormKind::LayerNorm, NormKind::RmsNorm] {
+        for gamma in [&one, &none] {
+            assert!(compute.norm_rows(&mut seven, Norm { kind, gamma, beta: None, eps: 0.0 }).is_err());
+        }
+    }
     assert!(compute.l2_normalize(&mut seven, 4).is_err());
     assert!(compute.l2_normalize(&mut seven, 0).is_err());
     let segments = Segments::from_lengths([1]);
     let mut out = compute.alloc(4).unwrap();
     assert!(compute.pool(&seven, 0, &segments, 0, PoolingMode::Mean, (&mut out, 0, 1)).is_err());
-    let shape = AttentionShape { segments: &segments, heads: 1, kv_heads: 1, head_dim: 0, scale: 1.0, alibi: None };
+    let shape = AttentionShape {
+        segments: &segments,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 0,
+        scale: 1.0,
+        positions: &compute.upload_index(&[0]).unwrap(),
+        bias: ScoreBias::None,
+        window: KeyWindow::ALL,
+        softcap: None,
+    };
     let view = Columns { buffer: &one, first: 0, stride: 4 };
     assert!(compute.attention(view, view, view, &shape, &mut out).is_err());
 }

@@ -9,7 +9,7 @@ mod definition;
 mod matmul;
 
 use definition::{ACTIVATIONS, Random, each_isa, same, scalar};
-use kin_infer::cpu::Kernels;
+use kin_infer::cpu::{Finish, Kernels};
 use kin_infer::gpu::Activation;
 
 /// Zeros, denormals, the ends of the range, and the seams of the elementary functions.
@@ -149,18 +149,33 @@ fn activations_are_defined_value_by_value() {
 }
 
 #[test]
-fn finish_adds_bias_activates_adds_residual() {
+fn finish_adds_bias_activates_multiplies_adds_residual() {
     each_isa("finish", |k| {
         each_row(2, |name, row, random| {
-            let (bias, residual) = (random.vector(row.len(), 2.0), random.vector(row.len(), 2.0));
-            let kind = ACTIVATIONS[random.bits() as usize % 7];
-            for options in 0..4 {
-                let b = (options & 1 != 0).then_some(&bias[..]);
-                let r = (options & 2 != 0).then_some(&residual[..]);
-                let case = || format!("{} finish {kind:?} {options}, {name}", k.name());
-                let found = in_place(case, row, |x| k.finish(x, b, kind, r));
-                same(case, &found, &definition::finish(row, b, kind, r));
+            let [bias, residual, factor] = [(); 3].map(|()| random.vector(row.len(), 2.0));
+            let activation = ACTIVATIONS[random.bits() as usize % 7];
+            for options in 0..8 {
+                let bias = (options & 1 != 0).then_some(&bias[..]);
+                let residual = (options & 2 != 0).then_some(&residual[..]);
+                let factor = (options & 4 != 0).then_some(&factor[..]);
+                let case = || format!("{} finish {activation:?} {options}, {name}", k.name());
+                let found = in_place(case, row, |x| k.finish(x, &Finish { bias, activation, factor, residual }));
+                same(case, &found, &definition::finish(row, bias, activation, factor, residual));
             }
+        });
+    });
+}
+
+/// A factor that is not finite, or zero: multiplied like any other value.
+#[test]
+fn finish_multiplies_every_kind_of_factor() {
+    each_isa("finish", |k| {
+        each_row(9, |name, row, random| {
+            let x = random.vector(row.len(), 2.0);
+            let finish = Finish { bias: None, activation: Activation::Identity, factor: Some(row), residual: Some(&x) };
+            let case = || format!("{} finish of factors, {name}", k.name());
+            let expected: Vec<f32> = x.iter().zip(row).map(|(x, f)| x * f + x).collect();
+            same(case, &in_place(case, &x, |x| k.finish(x, &finish)), &expected);
         });
     });
 }

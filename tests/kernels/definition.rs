@@ -126,11 +126,19 @@ pub fn activation(kind: Activation, x: f32) -> f32 {
     one[0]
 }
 
-pub fn finish(x: &[f32], bias: Option<&[f32]>, kind: Activation, residual: Option<&[f32]>) -> Vec<f32> {
+/// act(x + bias) * factor + residual: three roundings, each operand optional.
+pub fn finish(
+    x: &[f32],
+    bias: Option<&[f32]>,
+    kind: Activation,
+    factor: Option<&[f32]>,
+    residual: Option<&[f32]>,
+) -> Vec<f32> {
     let value = |i: usize| {
         let biased = bias.map_or(x[i], |b| x[i] + b[i]);
-        let y = activation(kind, biased);
-        residual.map_or(y, |r| y + r[i])
+        let active = activation(kind, biased);
+        let product = factor.map_or(active, |f| active * f[i]);
+        residual.map_or(product, |r| product + r[i])
     };
     (0..x.len()).map(value).collect()
 }

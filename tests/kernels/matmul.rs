@@ -22,12 +22,13 @@ struct Layer {
     tensor: kin_infer::weights::Tensor,
     bias: Option<Vec<f32>>,
     activation: Activation,
+    factor: Option<Vec<f32>>,
     residual: Option<Vec<f32>>,
     expected: Vec<f32>,
 }
 
 impl Layer {
-    /// `options`: bit 0 a bias, bit 1 a residual.
+    /// `options`: bit 0 a bias, bit 1 a residual, bit 2 a factor.
     fn new(shape: (usize, usize, usize), dtype: Dtype, activation: Activation, options: usize, seed: u64) -> Self {
         let (rows, n, k) = shape;
         let mut random = Random::new(seed);
@@ -35,13 +36,15 @@ impl Layer {
         let (tensor, w) = tensor(&random.vector(n * k, 0.3), &[n, k], dtype);
         let bias = (options & 1 != 0).then(|| random.vector(n, 1.0));
         let residual = (options & 2 != 0).then(|| random.vector(rows * n, 1.0));
+        let factor = (options & 4 != 0).then(|| random.vector(rows * n, 1.5));
         let product = product(&x, &w, shape);
         let row = |r: usize| {
-            let residual = residual.as_ref().map(|v| &v[r * n..][..n]);
-            finish(&product[r * n..][..n], bias.as_deref(), activation, residual)
+            let part = |v: &Option<Vec<f32>>| v.as_ref().map(|v| v[r * n..][..n].to_vec());
+            let (factor, residual) = (part(&factor), part(&residual));
+            finish(&product[r * n..][..n], bias.as_deref(), activation, factor.as_deref(), residual.as_deref())
         };
         let expected = (0..rows).flat_map(row).collect();
-        Self { shape, x, tensor, bias, activation, residual, expected }
+        Self { shape, x, tensor, bias, activation, factor, residual, expected }
     }
 
     fn prepare(&self, compute: &CpuCompute) -> Weight {
@@ -54,8 +57,14 @@ impl Layer {
         let upload = |v: &[f32]| compute.upload(v).unwrap();
         let x = upload(&self.x[rows.start * k..rows.end * k]);
         let bias: Option<Buffer> = self.bias.as_deref().map(upload);
-        let residual: Option<Buffer> = self.residual.as_ref().map(|r| upload(&r[rows.start * n..rows.end * n]));
-        let epilogue = Epilogue { bias: bias.as_ref(), activation: self.activation, residual: residual.as_ref() };
+        let part = |v: &Option<Vec<f32>>| v.as_ref().map(|v| upload(&v[rows.start * n..rows.end * n]));
+        let (factor, residual) = (part(&self.factor), part(&self.residual));
+        let epilogue = Epilogue {
+            bias: bias.as_ref(),
+            activation: self.activation,
+            factor: factor.as_ref(),
+            residual: residual.as_ref(),
+        };
         // What the buffer held before does not matter.
         let mut out = upload(&vec![f32::NAN; rows.len() * n]);
         compute.matmul(&x, rows.len(), weight, epilogue, &mut out).unwrap();
@@ -78,7 +87,7 @@ fn shapes() {
     let all = DEPTHS.iter().flat_map(|k| WIDTHS.iter().flat_map(move |n| ROWS.iter().map(move |rows| (*rows, *n, *k))));
     for (i, shape) in all.enumerate().filter(|(i, _)| i % EVERY == 0) {
         let dtype = DTYPES[i / EVERY % 3];
-        let layer = Layer::new(shape, dtype, ACTIVATIONS[i % 7], i / 7 % 4, i as u64);
+        let layer = Layer::new(shape, dtype, ACTIVATIONS[i % 7], i / 7 % 8, i as u64);
         layer.check(&format!("matmul {shape:?} {dtype:?}"));
     }
 }
@@ -86,7 +95,7 @@ fn shapes() {
 #[test]
 fn epilogues() {
     for activation in ACTIVATIONS {
-        for options in 0..4 {
+        for options in 0..8 {
             for (dtype, k) in [(Dtype::F32, 31), (Dtype::F16, 520), (Dtype::BF16, 5)] {
                 let layer = Layer::new((9, 49, k), dtype, activation, options, options as u64);
                 layer.check(&format!("matmul {activation:?} {options} {dtype:?}"));
@@ -104,7 +113,7 @@ fn threads_and_batches_leave_the_bits_alone() {
         ((33, 77, 384), Dtype::F16),
         ((5, 400, 700), Dtype::F32),
     ] {
-        let layer = Layer::new(shape, dtype, Activation::GeluErf, 3, 9);
+        let layer = Layer::new(shape, dtype, Activation::GeluErf, 7, 9);
         each_isa("matmul with 1, 2, 3 and 7 threads", |kernels| {
             let compute = CpuCompute::with_kernels(kernels);
             let weight = layer.prepare(&compute);

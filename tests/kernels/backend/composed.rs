@@ -1,10 +1,12 @@
 //! A backend that has the primitives only: its fused operations are the trait's default bodies.
 
+use std::ops::Range;
+
 use kin_infer::Result;
 use kin_infer::cpu::CpuCompute;
 use kin_infer::gpu::{
-    Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer,
-    PoolingMode, Rope, Segments, Table, Weight,
+    Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer, KvStore,
+    Norm, PoolingMode, Rope, Segments, Slices, StoredAttention, Table, Weight,
 };
 use kin_infer::weights::Tensor;
 
@@ -50,11 +52,8 @@ impl GpuCompute for Composed<'_> {
     fn attention_values(&self, scores: &Buffer, v: Columns, shape: &AttentionShape, out: &mut Buffer) -> Result<()> {
         self.0.attention_values(scores, v, shape, out)
     }
-    fn layer_norm(&self, x: &mut Buffer, gamma: &Buffer, beta: Option<&Buffer>, eps: f32) -> Result<()> {
-        self.0.layer_norm(x, gamma, beta, eps)
-    }
-    fn rms_norm(&self, x: &mut Buffer, gamma: &Buffer, eps: f32) -> Result<()> {
-        self.0.rms_norm(x, gamma, eps)
+    fn norm(&self, x: &mut Buffer, slices: Slices, norm: Norm) -> Result<()> {
+        self.0.norm(x, slices, norm)
     }
     fn activate(&self, x: &mut Buffer, activation: Activation) -> Result<()> {
         self.0.activate(x, activation)
@@ -62,11 +61,43 @@ impl GpuCompute for Composed<'_> {
     fn add(&self, x: &mut Buffer, y: &Buffer) -> Result<()> {
         self.0.add(x, y)
     }
+    fn scale(&self, x: &mut Buffer, factor: f32) -> Result<()> {
+        self.0.scale(x, factor)
+    }
     fn mul(&self, x: &mut Buffer, y: &Buffer) -> Result<()> {
         self.0.mul(x, y)
     }
     fn rope(&self, x: &mut Buffer, rope: &Rope) -> Result<()> {
         self.0.rope(x, rope)
+    }
+    fn copy_rows(&self, x: &Buffer, cols: usize, first: usize, out: &mut Buffer) -> Result<()> {
+        self.0.copy_rows(x, cols, first, out)
+    }
+    fn unfold(
+        &self,
+        x: &Buffer,
+        cols: usize,
+        segments: &Segments,
+        positions: &IndexBuffer,
+        taps: usize,
+        out: &mut Buffer,
+    ) -> Result<()> {
+        self.0.unfold(x, cols, segments, positions, taps, out)
+    }
+    fn kv_store(&self, kv_heads: usize, head_dim: usize) -> Result<KvStore> {
+        self.0.kv_store(kv_heads, head_dim)
+    }
+    fn kv_append(&self, store: &mut KvStore, k: Columns, v: Columns, rows: Range<usize>) -> Result<()> {
+        self.0.kv_append(store, k, v, rows)
+    }
+    fn kv_keep(&self, store: &mut KvStore, first: usize, len: usize) -> Result<()> {
+        self.0.kv_keep(store, first, len)
+    }
+    fn kv_share(&self, store: &KvStore) -> Result<KvStore> {
+        self.0.kv_share(store)
+    }
+    fn attend(&self, q: Columns, stores: &[&KvStore], shape: &StoredAttention, out: &mut Buffer) -> Result<()> {
+        self.0.attend(q, stores, shape, out)
     }
     fn pool(
         &self,

@@ -3,17 +3,16 @@
 
 use kin_infer::cpu::CpuCompute;
 use kin_infer::gpu::{
-    Activation, Alibi, AttentionShape, Buffer, Columns, Epilogue, GpuCompute, IndexBuffer, PoolingMode, Rope,
-    RopeLayout, Segments, Table, Weight,
+    Activation, Buffer, Epilogue, GpuCompute, IndexBuffer, Norm, NormKind, PoolingMode, Rope, RopeLayout, Segments,
+    Slices, Table, Weight,
 };
 use kin_infer::{InferError, Result};
 use safetensors::tensor::Dtype;
 
 use super::definition::tensor;
-use super::values;
 
 #[track_caller]
-fn refused<T>(result: Result<T>, parts: &[&str]) {
+pub fn refused<T>(result: Result<T>, parts: &[&str]) {
     match result {
         Ok(_) => panic!("accepted; {parts:?} was expected"),
         Err(error @ InferError::InvalidArgument(_)) => {
@@ -24,7 +23,7 @@ fn refused<T>(result: Result<T>, parts: &[&str]) {
     }
 }
 
-fn zeros(c: &CpuCompute, len: usize) -> Buffer {
+pub fn zeros(c: &CpuCompute, len: usize) -> Buffer {
     c.upload(&vec![0.0; len]).unwrap()
 }
 
@@ -37,16 +36,18 @@ fn matmul() {
     let c = &CpuCompute::new().unwrap();
     let w = weight(c, 20, 6);
     let b = |len| zeros(c, len);
-    let run = |x: usize, bias: Option<usize>, residual: Option<usize>, out: usize| {
-        let (bias, residual) = (bias.map(b), residual.map(b));
-        let e = Epilogue { bias: bias.as_ref(), activation: Activation::Relu, residual: residual.as_ref() };
+    let run = |x: usize, [bias, factor, residual]: [Option<usize>; 3], out: usize| {
+        let [bias, factor, residual] = [bias, factor, residual].map(|len| len.map(b));
+        let activation = Activation::Relu;
+        let e = Epilogue { bias: bias.as_ref(), activation, factor: factor.as_ref(), residual: residual.as_ref() };
         c.matmul(&b(x), 3, &w, e, &mut b(out))
     };
-    run(18, Some(20), Some(60), 60).unwrap();
-    refused(run(17, None, None, 60), &["matmul", "input", "17", "18"]);
-    refused(run(18, None, None, 59), &["matmul", "output", "59", "60"]);
-    refused(run(18, Some(19), None, 60), &["matmul", "bias", "19", "20"]);
-    refused(run(18, None, Some(59), 60), &["matmul", "residual", "59", "60"]);
+    run(18, [Some(20), Some(60), Some(60)], 60).unwrap();
+    refused(run(17, [None; 3], 60), &["matmul", "input", "17", "18"]);
+    refused(run(18, [None; 3], 59), &["matmul", "output", "59", "60"]);
+    refused(run(18, [Some(19), None, None], 60), &["matmul", "bias", "19", "20"]);
+    refused(run(18, [None, Some(59), None], 60), &["matmul", "factor", "59", "60"]);
+    refused(run(18, [None, None, Some(59)], 60), &["matmul", "residual", "59", "60"]);
     c.matmul(&b(0), 0, &w, Epilogue::NONE, &mut b(0)).unwrap();
 }
 
@@ -83,49 +84,22 @@ fn elementwise_and_norms() {
     let b = |len| zeros(c, len);
     refused(c.add(&mut b(4), &b(3)), &["add", "3", "4"]);
     refused(c.mul(&mut b(4), &b(3)), &["mul", "3", "4"]);
-    refused(c.layer_norm(&mut b(4), &b(4), Some(&b(3)), 1e-5), &["layer_norm", "beta"]);
+    let (gamma, short) = (b(4), b(3));
+    let norm = Norm { kind: NormKind::LayerNorm, gamma: &gamma, beta: None, eps: 1e-5 };
+    refused(c.norm_rows(&mut b(4), Norm { beta: Some(&short), ..norm }), &["norm", "beta", "3", "4"]);
     refused(c.read(&b(3), &mut [0.0; 4]), &["read", "3", "4"]);
     c.add(&mut b(0), &b(0)).unwrap();
-    c.layer_norm(&mut b(0), &b(4), None, 1e-5).unwrap();
+    c.norm_rows(&mut b(0), norm).unwrap();
+    let run = |len: usize, first: usize, count: usize, stride: usize| {
+        c.norm(&mut b(len), Slices { first, count, stride }, norm)
+    };
+    run(26, 5, 2, 13).unwrap();
+    run(0, 5, 2, 13).unwrap();
+    refused(run(25, 5, 2, 13), &["norm", "25", "13"]);
+    refused(run(26, 5, 2, 0), &["norm", "26", "0"]);
+    refused(run(26, 6, 2, 13), &["norm", "a row", "13", "14"]);
+    refused(run(26, 2, 3, 13), &["norm", "a row", "13", "14"]);
     c.l2_normalize(&mut b(0), 4).unwrap();
-}
-
-#[test]
-fn attention() {
-    let c = &CpuCompute::new().unwrap();
-    let segments = Segments::from_lengths([2, 3]);
-    let plain = AttentionShape { segments: &segments, heads: 4, kv_heads: 2, head_dim: 8, scale: 1.0, alibi: None };
-    let (q, kv) = (zeros(c, 5 * 32), zeros(c, 5 * 16));
-    let q_view = Columns { buffer: &q, first: 0, stride: 32 };
-    let kv_view = Columns { buffer: &kv, first: 0, stride: 16 };
-    let run = |shape: &AttentionShape, q, k, v, out: usize| c.attention(q, k, v, shape, &mut zeros(c, out));
-    run(&plain, q_view, kv_view, kv_view, 5 * 32).unwrap();
-    refused(run(&plain, q_view, kv_view, kv_view, 5 * 32 - 1), &["attention", "output"]);
-    for kv_heads in [0, 3, 5, 8] {
-        refused(run(&AttentionShape { kv_heads, ..plain }, q_view, kv_view, kv_view, 5 * 32), &["heads"]);
-    }
-    let short = zeros(c, 5 * 16 - 1);
-    let short = Columns { buffer: &short, ..kv_view };
-    refused(run(&plain, q_view, short, kv_view, 5 * 32), &["the key", "79", "80"]);
-    refused(run(&plain, q_view, kv_view, short, 5 * 32), &["the value"]);
-    refused(run(&plain, Columns { first: 1, ..q_view }, kv_view, kv_view, 5 * 32), &["the query", "width"]);
-    refused(run(&plain, q_view, Columns { stride: 15, ..kv_view }, kv_view, 5 * 32), &["the key", "width"]);
-    let (slopes, few) = (zeros(c, 4), zeros(c, 3));
-    let positions = |n: u32| c.upload_index(&(0..n).collect::<Vec<_>>()).unwrap();
-    let (five, four) = (positions(5), positions(4));
-    for (slopes, positions, part) in [(&few, &five, "slopes"), (&slopes, &four, "positions")] {
-        let shape = AttentionShape { alibi: Some(Alibi { slopes, positions }), ..plain };
-        refused(run(&shape, q_view, kv_view, kv_view, 5 * 32), &["attention", part]);
-    }
-    // The primitives check on their own.
-    let scores = plain.score_len();
-    assert_eq!(scores, 4 * (4 + 9));
-    refused(c.attention_scores(q_view, kv_view, &plain, &mut zeros(c, scores - 1)), &["score buffer"]);
-    refused(c.attention_scores(q_view, short, &plain, &mut zeros(c, scores)), &["the key"]);
-    refused(c.softmax(&mut zeros(c, scores - 1), &plain), &["score buffer"]);
-    refused(c.attention_values(&zeros(c, scores - 1), kv_view, &plain, &mut zeros(c, 5 * 32)), &["score buffer"]);
-    refused(c.attention_values(&zeros(c, scores), short, &plain, &mut zeros(c, 5 * 32)), &["the value"]);
-    refused(c.attention_values(&zeros(c, scores), kv_view, &plain, &mut zeros(c, 5 * 32 - 1)), &["output"]);
 }
 
 #[test]
@@ -157,6 +131,33 @@ fn rope() {
     ] {
         refused(run(40, &bad), &["rope", "does not fit"]);
     }
+}
+
+#[test]
+fn copy_rows() {
+    let c = &CpuCompute::new().unwrap();
+    let run =
+        |x: usize, cols: usize, first: usize, out: usize| c.copy_rows(&zeros(c, x), cols, first, &mut zeros(c, out));
+    run(20, 4, 2, 12).unwrap();
+    run(20, 4, 5, 0).unwrap();
+    refused(run(20, 4, 3, 12), &["copy_rows", "input", "20", "24"]);
+    refused(run(20, 4, 6, 0), &["copy_rows", "input", "20", "24"]);
+    refused(run(20, 4, 0, 11), &["copy_rows", "11", "4"]);
+    refused(run(20, 0, 0, 0), &["copy_rows", "0"]);
+}
+
+#[test]
+fn unfold() {
+    let c = &CpuCompute::new().unwrap();
+    let segments = Segments::from_lengths([2, 3]);
+    let run = |x: usize, positions: &[u32], taps: usize, out: usize| {
+        c.unfold(&zeros(c, x), 4, &segments, &c.upload_index(positions).unwrap(), taps, &mut zeros(c, out))
+    };
+    run(20, &[0, 1, 0, 1, 2], 3, 60).unwrap();
+    run(20, &[0, 1, 0, 1, 2], 0, 0).unwrap();
+    refused(run(19, &[0, 1, 0, 1, 2], 3, 60), &["unfold", "input", "19", "20"]);
+    refused(run(20, &[0, 1, 0, 1], 3, 60), &["unfold", "positions", "4", "5"]);
+    refused(run(20, &[0, 1, 0, 1, 2], 3, 59), &["unfold", "output", "59", "60"]);
 }
 
 #[test]
@@ -196,15 +197,19 @@ fn foreign_handles() {
     refused(c.matmul(&mine(), 4, &Weight::new(4, 4, 0, ()), Epilogue::NONE, &mut mine()), what);
     let foreign = buffer();
     refused(c.matmul(&mine(), 4, &w, Epilogue { bias: Some(&foreign), ..Epilogue::NONE }, &mut mine()), what);
+    refused(c.matmul(&mine(), 4, &w, Epilogue { factor: Some(&foreign), ..Epilogue::NONE }, &mut mine()), what);
     refused(c.matmul(&mine(), 4, &w, Epilogue { residual: Some(&foreign), ..Epilogue::NONE }, &mut mine()), what);
     let table = c.prepare_table(&tensor(&[1.0; 16], &[4, 4], Dtype::F32).0).unwrap();
     let ids = c.upload_index(&[0, 1, 2, 3]).unwrap();
     refused(c.gather(&Table::new(4, 4, ()), &ids, false, &mut mine()), what);
     refused(c.gather(&table, &index, false, &mut mine()), what);
     refused(c.gather(&table, &ids, false, &mut buffer()), what);
-    refused(c.layer_norm(&mut buffer(), &mine(), None, 1e-5), what);
-    refused(c.layer_norm(&mut mine(), &buffer(), None, 1e-5), what);
-    refused(c.rms_norm(&mut mine(), &buffer(), 1e-5), what);
+    let (gamma, own) = (buffer(), mine());
+    let norm = Norm { kind: NormKind::LayerNorm, gamma: &own, beta: None, eps: 1e-5 };
+    refused(c.norm_rows(&mut buffer(), norm), what);
+    refused(c.norm_rows(&mut mine(), Norm { gamma: &gamma, ..norm }), what);
+    refused(c.norm_rows(&mut mine(), Norm { beta: Some(&gamma), ..norm }), what);
+    refused(c.norm_rows(&mut mine(), Norm { kind: NormKind::RmsNorm, gamma: &gamma, ..norm }), what);
     refused(c.activate(&mut buffer(), Activation::Tanh), what);
     refused(c.add(&mut mine(), &buffer()), what);
     refused(c.mul(&mut buffer(), &mine()), what);
@@ -212,10 +217,10 @@ fn foreign_handles() {
     let ranges = Segments::from_lengths([4]);
     refused(c.pool(&buffer(), 4, &ranges, 0, PoolingMode::Mean, (&mut mine(), 0, 4)), what);
     refused(c.pool(&mine(), 4, &ranges, 0, PoolingMode::Mean, (&mut buffer(), 0, 4)), what);
-    let shape = AttentionShape { segments: &ranges, heads: 1, kv_heads: 1, head_dim: 4, scale: 1.0, alibi: None };
-    let good = mine();
-    let view = |buffer| Columns { buffer, first: 0, stride: 4 };
-    refused(c.attention(view(&foreign), view(&good), view(&good), &shape, &mut mine()), what);
-    refused(c.attention(view(&good), view(&good), view(&good), &shape, &mut buffer()), what);
-    assert_eq!(values(c, &good), [0.0; 64]);
+    refused(c.copy_rows(&buffer(), 4, 0, &mut mine()), what);
+    refused(c.copy_rows(&mine(), 4, 0, &mut buffer()), what);
+    let positions = c.upload_index(&[0, 1, 2, 3]).unwrap();
+    refused(c.unfold(&buffer(), 4, &ranges, &positions, 1, &mut mine()), what);
+    refused(c.unfold(&mine(), 4, &ranges, &index, 1, &mut mine()), what);
+    refused(c.unfold(&mine(), 4, &ranges, &positions, 1, &mut buffer()), what);
 }
