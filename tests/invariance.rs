@@ -5,29 +5,65 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{fixture, fixtures};
+use common::{encoders, fixture};
+use kin_infer::arch::{HeadChoice, HeadSpec, ScorePositions};
 use kin_infer::cpu::{CpuCompute, Kernels, available};
-use kin_infer::{BertConfig, BertModel, Sequence, fingerprint};
+use kin_infer::model::SparsePooling;
+use kin_infer::{BertConfig, BertModel, ModelArchitecture, Sequence, fingerprint};
+use rayon::ThreadPool;
+use sha2::{Digest, Sha256};
 
-fn load(name: &str, kernels: &'static Kernels) -> BertModel {
-    let folder = fixture(name);
-    let config = BertConfig::from_folder(&folder).unwrap();
-    BertModel::load_with_compute(&folder, config, Arc::new(CpuCompute::with_kernels(kernels))).unwrap()
+/// A fixture of every family, and one of each way in which positions enter: what the tests of batches run on.
+const FAMILIES: [&str; 18] = [
+    "albert-groups-2",
+    "bert-alibi-heads6",
+    "bert-f16",
+    "deberta-both",
+    "deberta-long",
+    "deberta-v2-conv-5",
+    "deberta-v2-unshared",
+    "distilbert-base",
+    "electra-projected",
+    "gte-ntk-mixed",
+    "jina-code",
+    "jina-reglu",
+    "modernbert-odd-window",
+    "mpnet-pad-5",
+    "nomic-interleaved-half",
+    "nomic-ntk",
+    "roberta-pad-5",
+    "t5-gated-gelu",
+];
+
+fn load(name: &str, kernels: &'static Kernels, head: HeadChoice) -> BertModel {
+    let config = BertConfig::from_folder(&fixture(name)).unwrap();
+    let compute = Arc::new(CpuCompute::with_kernels(kernels));
+    BertModel::load_with_head(&fixture(name), config, compute, head).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-fn with_threads<T: Send>(threads: usize, f: impl FnOnce() -> T + Send) -> T {
-    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(f)
+fn pool(threads: usize) -> ThreadPool {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()
 }
 
-/// A sequence of `len` tokens that depends on its length alone.
+/// A sequence of `len` tokens that depends on its length alone; some of them are the ids that number no positions.
 fn sequence(len: usize, model: &BertModel) -> Sequence {
     let vocab = model.spec().embedding.vocab_size;
     Sequence::new((0..len).map(|i| ((i * 37 + len * 11 + i * i) % vocab) as u32).collect())
 }
 
+/// Everything a model gives for each sequence: token vectors and labels, or token scores and sparse vectors.
 fn bits(model: &BertModel, sequences: &[Sequence]) -> Vec<Vec<u32>> {
-    let encoded = model.encode(sequences).into_iter().map(Result::unwrap);
-    encoded.map(|e| e.hidden.iter().chain(&e.labels).map(|v| v.to_bits()).collect()).collect()
+    let of = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+    if !matches!(model.spec().head, HeadSpec::MaskedLm { .. }) {
+        let encoded = model.encode(sequences).into_iter().map(Result::unwrap);
+        return encoded.map(|e| [of(&e.hidden), of(&e.labels)].concat()).collect();
+    }
+    let mut bits: Vec<Vec<u32>> = model.token_scores(sequences).into_iter().map(|s| of(&s.unwrap())).collect();
+    for (sum, twice) in [(false, false), (true, true)] {
+        let sparse = model.sparse(sequences, SparsePooling { sum, twice });
+        bits.iter_mut().zip(sparse).for_each(|(bits, s)| bits.extend(of(&s.unwrap())));
+    }
+    bits
 }
 
 /// Which instruction sets this architecture could have, and which of them this machine lacks.
@@ -45,45 +81,83 @@ fn report_isas() -> Vec<&'static Kernels> {
     tables
 }
 
+/// The heads a fixture is loaded with, each with its name in fingerprints.json.
+fn heads(name: &str) -> Vec<(String, HeadChoice)> {
+    let masked = common::Reference::open(name).names().iter().any(|n| n == "seq.0.splade");
+    let masked = masked.then(|| (format!("{name}, token scores"), HeadChoice::MaskedLm));
+    std::iter::once((name.to_string(), HeadChoice::Configured)).chain(masked).collect()
+}
+
+/// The command line's fingerprint, or the hash of token scores and sparse vectors.
+fn hash(model: &BertModel) -> String {
+    let hash = match model.spec().head {
+        HeadSpec::MaskedLm { .. } => {
+            let sequences: Vec<_> = [1, 3, 17, 30].map(|len| sequence(len, model)).into();
+            let mut hash = Sha256::new();
+            bits(model, &sequences).iter().flatten().for_each(|bits| hash.update(bits.to_le_bytes()));
+            hash.finalize().into()
+        }
+        _ => fingerprint(model).unwrap(),
+    };
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The committed fingerprints tie architectures together: x86-64 and aarch64 run this against the same file.
+/// `KIN_INFER_UPDATE=1` adds the lines of new fixtures; a line that is there never changes.
 #[test]
 fn every_isa_and_thread_count_gives_the_committed_bits_on_every_fixture() {
-    let tables = report_isas();
-    let committed = std::fs::read_to_string(fixture("fingerprints.json")).unwrap();
-    let committed: BTreeMap<String, String> = serde_json::from_str(&committed).unwrap();
-    let names = fixtures("bert-");
-    assert_eq!(names, committed.keys().cloned().collect::<Vec<_>>(), "fixtures and fingerprints");
-    for name in names {
-        for kernels in &tables {
-            let model = load(&name, kernels);
-            for threads in [1, 2, 5] {
-                let hash = with_threads(threads, || fingerprint(&model).unwrap());
-                let found: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-                assert_eq!(found, committed[&name], "{name}: {} with {threads} threads", kernels.name());
+    let (tables, file) = (report_isas(), fixture("fingerprints.json"));
+    let committed = std::fs::read_to_string(&file).unwrap();
+    let mut committed: BTreeMap<String, String> = serde_json::from_str(&committed).unwrap();
+    let fixtures: Vec<_> =
+        encoders().into_iter().flat_map(|name| heads(&name).into_iter().map(move |h| (name.clone(), h))).collect();
+    if common::update() {
+        for (name, (key, head)) in &fixtures {
+            let scalar = tables[tables.len() - 1];
+            committed.entry(key.clone()).or_insert_with(|| hash(&load(name, scalar, *head)));
+        }
+        std::fs::write(&file, serde_json::to_string_pretty(&committed).unwrap() + "\n").unwrap();
+    }
+    let known: Vec<_> = fixtures.iter().map(|(_, (key, _))| key).collect();
+    let missing: Vec<_> = known.iter().filter(|key| !committed.contains_key(**key)).collect();
+    assert!(missing.is_empty(), "KIN_INFER_UPDATE=1 cargo test --test invariance adds the lines of {missing:?}");
+    let pools = [1, 2, 5].map(pool);
+    for (i, (name, (key, head))) in fixtures.iter().enumerate() {
+        for (isa, kernels) in tables.iter().enumerate() {
+            let model = load(name, kernels, *head);
+            // One fixture of a family with every number of threads, each of the others with one, in turn.
+            let every = FAMILIES.contains(&name.as_str());
+            let of_turn = |(t, pool)| (every || t == (i + isa) % pools.len()).then_some(pool);
+            for pool in pools.iter().enumerate().filter_map(of_turn) {
+                let (found, threads) = (pool.install(|| hash(&model)), pool.current_num_threads());
+                assert_eq!(found, committed[key], "{key}: {} with {threads} threads", kernels.name());
             }
         }
     }
 }
 
-/// Lengths 1 to 130: each alone, on every instruction set, is what it is in batches of 2, 7 and 64 with shorter and
-/// longer mates, in any order, with 1 and 2 threads.
-#[test]
-fn batch_mates_order_and_threads_do_not_show() {
+/// Lengths 1 to `longest`: each alone, on every instruction set, is what it is in batches of 2, 7 and 64 with shorter
+/// and longer mates, in any order, with 1, 2 and 5 threads.
+fn check_batches(name: &str, head: HeadChoice, longest: usize) {
     let tables = available();
-    let reference = load("bert-long", tables[tables.len() - 1]);
-    let sequences: Vec<Sequence> = (1..=130).map(|len| sequence(len, &reference)).collect();
-    let one = |s| with_threads(1, || bits(&reference, std::slice::from_ref(s)));
-    let alone: Vec<Vec<u32>> = sequences.iter().flat_map(one).collect();
+    let reference = load(name, tables[tables.len() - 1], head);
+    let count = reference.spec().max_tokens.min(longest);
+    let sequences: Vec<Sequence> = (1..=count).map(|len| sequence(len, &reference)).collect();
+    let (one, pools) = (pool(1), [pool(1), pool(2), pool(5)]);
+    let alone: Vec<Vec<u32>> =
+        sequences.iter().flat_map(|s| one.install(|| bits(&reference, std::slice::from_ref(s)))).collect();
     for kernels in tables {
-        let model = load("bert-long", kernels);
-        for (size, threads, step) in [(1, 2, 1), (2, 1, 59), (7, 2, 37), (7, 1, 41), (64, 2, 101)] {
-            // A step prime to 130 mixes short and long mates, another order for each size.
-            let order: Vec<usize> = (0..130).map(|i| i * step % 130).collect();
+        let model = load(name, kernels, head);
+        for (size, threads, step) in [(1, 1, 7), (2, 0, 59), (7, 2, 37), (64, 1, 101)] {
+            // A step prime to the count mixes short and long mates, another order for each size.
+            assert!(!count.is_multiple_of(step), "{name}: {count} lengths in steps of {step}");
+            let order: Vec<usize> = (0..count.max(size)).map(|i| i * step % count).collect();
             for group in order.chunks(size) {
                 let batch: Vec<Sequence> = group.iter().map(|&i| sequences[i].clone()).collect();
-                let found = with_threads(threads, || bits(&model, &batch));
+                let found = pools[threads].install(|| bits(&model, &batch));
                 for (i, found) in group.iter().zip(found) {
-                    let case = format!("{}, {threads} threads, batch of {size}", kernels.name());
+                    let threads = pools[threads].current_num_threads();
+                    let case = format!("{name}: {}, {threads} threads, batch of {size}", kernels.name());
                     assert!(found == alone[*i], "{case}: length {}", i + 1);
                 }
             }
@@ -92,12 +166,61 @@ fn batch_mates_order_and_threads_do_not_show() {
 }
 
 #[test]
+fn batch_mates_order_and_threads_do_not_show() {
+    check_batches("bert-long", HeadChoice::Configured, 130);
+    for name in FAMILIES {
+        check_batches(name, HeadChoice::Configured, 40);
+    }
+    for name in encoders() {
+        heads(&name).into_iter().skip(1).for_each(|(_, head)| check_batches(&name, head, 12));
+    }
+}
+
+#[test]
+fn the_tests_of_batches_run_on_every_family() {
+    let of = |name: &&str| BertConfig::from_folder(&fixture(name)).unwrap().architecture().unwrap();
+    let run: Vec<ModelArchitecture> = FAMILIES.iter().map(of).collect();
+    for name in encoders() {
+        assert!(run.contains(&of(&name.as_str())), "{name}");
+    }
+}
+
+/// What lies in the masked places of a row, and how many follow its end, do not show; holes in the middle do, in the
+/// positions of what follows them.
+#[test]
 fn padding_does_not_show() {
-    let model = load("bert-base", available()[0]);
-    let ids = vec![5, 9, 33, 2];
-    let plain = model.forward(std::slice::from_ref(&ids), &[vec![1; 4]]).unwrap();
-    let mut padded = ids;
-    padded.extend([0; 9]);
-    let mask = [vec![1; 4], vec![0; 9]].concat();
-    assert_eq!(model.forward(&[padded], &[mask]).unwrap(), plain);
+    for name in FAMILIES {
+        for kernels in available() {
+            let model = load(name, kernels, HeadChoice::Configured);
+            let ids = sequence(12, &model).ids;
+            let plain = model.forward(std::slice::from_ref(&ids), &[vec![1; 12]]).unwrap();
+            let trailing = model.forward(&[[ids.clone(), vec![0; 9]].concat()], &[[vec![1; 12], vec![0; 9]].concat()]);
+            assert_eq!(trailing.unwrap(), plain, "{name}: {}, trailing padding", kernels.name());
+
+            // Padding before the row, inside it, and after it.
+            let mask: Vec<u32> = [vec![0; 2], vec![1; 5], vec![0; 3], vec![1; 7], vec![0; 1]].concat();
+            let fill = |filler: u32| {
+                let mut kept = ids.iter();
+                mask.iter().map(|m| if *m == 0 { filler } else { *kept.next().unwrap() }).collect::<Vec<u32>>()
+            };
+            let vocab = model.spec().embedding.vocab_size as u32;
+            let rows: Vec<Vec<u32>> = [0, 1, 5, vocab - 1, u32::MAX].map(fill).into();
+            let found = model.forward(&rows, &vec![mask.clone(); rows.len()]).unwrap();
+            assert!(found.iter().all(|v| *v == found[0]), "{name}: {}, masked ids", kernels.name());
+            let sequence = Sequence::from_masked(0, &rows[0], &mask, None).unwrap();
+            let shifted =
+                Sequence { positions: sequence.positions.iter().map(|p| p - 2).collect(), ..sequence.clone() };
+            let [row, shifted] = [&sequence, &shifted].map(|s| bits(&model, std::slice::from_ref(s)).remove(0));
+            let spec = model.spec();
+            let by_distance = !matches!(spec.attention.positions, ScorePositions::None | ScorePositions::Rope(_));
+            // Distances are the same wherever the row starts; learned positions and angles are not.
+            let learned = spec.embedding.positions.is_some_and(|p| p.numbering == kin_infer::arch::Numbering::Position);
+            if by_distance && !learned {
+                assert!(row == shifted, "{name}: {}, leading padding", kernels.name());
+            }
+            let whole = bits(&model, &[Sequence::new(ids)]).remove(0);
+            let counted = !by_distance && !learned && !matches!(spec.attention.positions, ScorePositions::Rope(_));
+            assert_eq!(whole == shifted, counted, "{name}: {}, a hole", kernels.name());
+        }
+    }
 }

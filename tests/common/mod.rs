@@ -49,6 +49,11 @@ pub fn decoders() -> Vec<String> {
     names
 }
 
+/// Whether what a test compares with is to be written anew: `KIN_INFER_UPDATE=1`.
+pub fn update() -> bool {
+    std::env::var("KIN_INFER_UPDATE").is_ok_and(|v| v == "1")
+}
+
 /// Says what a test did not run. Written past the capture of the test harness: a skip is seen also in a green run.
 pub fn say(line: &str) {
     use std::io::Write;
