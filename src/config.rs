@@ -164,19 +164,21 @@ impl BertConfig {
                 "`model_type` is missing; it names the model family, such as \"bert\"",
             ));
         }
-        let model_type = map["model_type"].clone();
-        crate::arch::normalise(model_type.as_str().unwrap_or_default(), map);
+        let Some(model_type) = map["model_type"].as_str().map(str::to_string) else {
+            return Err(InferError::model(&file, format!("`model_type` is {}, expected a text", map["model_type"])));
+        };
+        for key in SIZES.iter().chain(&OTHERS) {
+            map.get(*key).is_some_and(Value::is_null).then(|| map.remove(*key));
+        }
+        crate::arch::normalise(&model_type, map);
         // A key set to null means none, where a family has a value for an absent one.
         map.retain(|_, v| !v.is_null());
-        let parsed: std::result::Result<Self, _> = serde_json::from_value(value);
-        match parsed {
-            Ok(config) => Ok(config),
-            Err(e) => {
-                // An unknown family explains missing keys better than the keys do.
-                architecture_of(model_type.as_str().unwrap_or_default())?;
-                Err(InferError::model(&file, e.to_string()))
-            }
-        }
+        let wrong = wrong_key(&model_type, map);
+        serde_json::from_value(value).map_err(|e| match architecture_of(&model_type) {
+            Ok(_) => InferError::model(&file, wrong.unwrap_or_else(|| e.to_string())),
+            // An unknown family explains missing keys better than the keys do.
+            Err(unknown) => unknown,
+        })
     }
 
     /// The family `model_type` names.
@@ -203,6 +205,41 @@ impl BertConfig {
     pub(crate) fn is_for(&self, suffix: &str) -> bool {
         self.architectures.iter().flatten().any(|a| a.ends_with(suffix))
     }
+}
+
+/// Keys that have a field of their own; the first five every configuration has.
+const SIZES: [&str; 7] = [
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+];
+const OTHERS: [&str; 4] = ["hidden_act", "position_embedding_type", "layer_norm_eps", "architectures"];
+
+/// What is wrong with one of them, if something is, by its name in the file.
+fn wrong_key(model_type: &str, map: &Map<String, Value>) -> Option<String> {
+    let right = |key: &str, value: &Value| match key {
+        "hidden_act" | "position_embedding_type" => (value.is_string(), "a text"),
+        "layer_norm_eps" => (value.is_number(), "a number"),
+        "architectures" => {
+            (value.as_array().is_some_and(|list| list.iter().all(Value::is_string)), "a list of class names")
+        }
+        _ => (value.is_u64(), "a whole number of at least 0"),
+    };
+    let wrong = |key: &&str| {
+        let (name, value) = (crate::arch::name_in_file(model_type, key, map), map.get(*key)?);
+        let (right, expected) = right(key, value);
+        (!right).then(|| format!("`{name}` is {value}, expected {expected}"))
+    };
+    let missing = |key: &&str| match crate::arch::own_name(model_type, key) {
+        Some(own) => format!("`{own}` or `{key}` is missing"),
+        None => format!("`{key}` is missing"),
+    };
+    let absent = SIZES[..5].iter().find(|key| !map.contains_key(**key));
+    SIZES.iter().chain(&OTHERS).find_map(wrong).or_else(|| absent.map(missing))
 }
 
 fn architecture_of(model_type: &str) -> Result<ModelArchitecture> {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::bert::{embeddings, masked_lm_or, post_norm, tanh_classifier, tied_decoder};
-use super::keys::{positive, unsupported};
+use super::keys::{MOST_LAYERS, positive, unsupported};
 use super::{HeadChoice, HeadSpec, LayerSpec, ModelSpec, TensorTable};
 use crate::config::BertConfig;
 use crate::error::Result;
@@ -24,7 +24,7 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
     let layers = c.layers()?;
     let groups = positive("num_hidden_groups", c.size("num_hidden_groups", 1)?)?;
     let inner = positive("inner_group_num", c.size("inner_group_num", 1)?)?;
-    if groups > layers || layers.checked_mul(inner).is_none_or(|n| n > 100_000) {
+    if groups > layers || layers.checked_mul(inner).is_none_or(|n| n > MOST_LAYERS) {
         let expected = format!("at most num_hidden_layers, {layers}, and a sensible inner_group_num, not {inner}");
         return Err(unsupported("num_hidden_groups", groups, &expected));
     }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::bert::{after_attention, embeddings, masked_lm, post_norm};
-use super::keys::{activation, positive, root_scale, unsupported};
+use super::keys::{MOST_DISTANCES, activation, positive, root_scale, unsupported};
 use super::table::Edit;
 use super::{DisentangledSpec, HeadChoice, HeadSpec, ModelSpec, ScorePositions, TensorTable};
 use crate::config::BertConfig;
@@ -82,10 +82,13 @@ pub(super) fn complete(c: &mut BertConfig, checkpoint: &Checkpoint) {
 /// `max_relative_positions`, which falls back on `max_position_embeddings`.
 pub(super) fn max_relative_positions(c: &BertConfig) -> Result<usize> {
     let key = "max_relative_positions";
-    match c.integer(key, -1)? {
-        n if n < 1 => Ok(c.max_position_embeddings),
-        n if n > 1 << 24 => Err(unsupported(key, n, "at most 2^24")),
-        n => Ok(n as usize),
+    let (key, distances) = match c.integer(key, -1)? {
+        n if n < 1 => ("max_position_embeddings", c.max_position_embeddings),
+        n => (key, n as usize),
+    };
+    match distances > MOST_DISTANCES {
+        true => Err(unsupported(key, distances, &format!("at most {MOST_DISTANCES}"))),
+        false => Ok(distances),
     }
 }
 

@@ -44,7 +44,7 @@ fn disentangled(c: &BertConfig, terms: Terms) -> Result<DisentangledSpec> {
     let reach = max_relative_positions(c)?;
     let buckets = c.integer("position_buckets", -1)?;
     let (span, log_buckets_to) = if buckets > 0 { (buckets as usize, Some(reach)) } else { (reach, None) };
-    if log_buckets_to.is_some() && (span < 4 || reach <= span / 2 + 1 || span > 1 << 24) {
+    if log_buckets_to.is_some() && (span < 4 || reach <= span / 2 + 1) {
         let expected = format!("4 or more, and less than twice max_relative_positions, {reach}");
         return Err(unsupported("position_buckets", span, &expected));
     }

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::bert::{embeddings, masked_lm_or, post_norm, tanh_classifier, tied_decoder};
 use super::keys::unsupported;
 use super::rope::{RopeSpec, frequencies};
+use super::rope_config::unscaled_base;
 use super::{HeadChoice, HeadSpec, ModelSpec, ScorePositions, TensorTable};
 use crate::config::BertConfig;
 use crate::error::Result;
@@ -83,13 +84,13 @@ fn rope(c: &BertConfig, head_dim: usize) -> Result<RopeSpec> {
     if !head_dim.is_multiple_of(2) {
         return Err(unsupported("num_attention_heads", c.num_attention_heads, "heads of an even number of features"));
     }
-    let parameters = c.extra.get("rope_parameters");
-    let in_parameters = |key: &str| parameters.and_then(|p| p.get(key)).and_then(Value::as_f64);
-    if let Some(kind) = parameters.and_then(|p| p.get("rope_type")).and_then(Value::as_str).filter(|k| *k != "default")
-    {
-        return Err(unsupported("rope_parameters.rope_type", format!("\"{kind}\""), "default"));
+    c.same_head_dim(head_dim)?;
+    let stated = unscaled_base(c, None)?;
+    if stated.is_none() && c.model_type == "gte" && !c.extra.contains_key("rope_theta") {
+        // One code's default is 10000, the other's 160000.
+        return Err(unsupported("rope_theta", "absent", "a positive number"));
     }
-    let base = in_parameters("rope_theta").map_or_else(|| c.number("rope_theta", 10000.0), Ok)?;
+    let base = stated.map_or_else(|| c.number("rope_theta", 10000.0), Ok)?;
     if !(base.is_finite() && base > 0.0) {
         return Err(unsupported("rope_theta", base, "a positive number"));
     }

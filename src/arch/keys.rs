@@ -1,6 +1,6 @@
 //! Reading the keys that only some families know, with errors that name key and value.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::config::BertConfig;
 use crate::error::{InferError, Result};
@@ -16,7 +16,13 @@ pub(super) fn positive(key: &str, value: usize) -> Result<usize> {
 }
 
 /// Layers beyond any model that was ever trained: a larger number is a mistake, and would take memory to describe.
-const MOST_LAYERS: usize = 100_000;
+pub(super) const MOST_LAYERS: usize = 4096;
+
+/// Features beyond any model that was ever trained; products of two such sizes are still numbers.
+const MOST_FEATURES: usize = 1 << 20;
+
+/// Distances beyond which no model tells them apart; a map of them takes memory.
+pub(super) const MOST_DISTANCES: usize = 1 << 16;
 
 /// The activation a config key names; `gelu` is the erf form, `gelu_new` and its synonyms the tanh form.
 pub(super) fn activation(key: &str, name: &str) -> Result<Activation> {
@@ -91,6 +97,42 @@ impl BertConfig {
         self.refuse("add_cross_attention", true, "false: this family runs as an encoder")
     }
 
+    /// What holds for every family: sizes that can be, and nothing that no family has.
+    pub(super) fn check(&self) -> Result<()> {
+        let most = |key: &str, size: usize, most: usize| match size > most {
+            true => Err(unsupported(key, size, &format!("at most {most}"))),
+            false => Ok(()),
+        };
+        most("hidden_size", self.hidden_size, MOST_FEATURES)?;
+        most("intermediate_size", self.intermediate_size, MOST_FEATURES)?;
+        most("num_attention_heads", self.num_attention_heads, MOST_FEATURES)?;
+        for key in ["embedding_size", "head_dim", "attention_head_size", "d_kv", "num_key_value_heads"] {
+            most(key, self.size(key, 0)?, MOST_FEATURES)?;
+        }
+        let rows = u32::MAX as usize;
+        most("vocab_size", self.vocab_size, rows)?;
+        most("type_vocab_size", self.type_vocab_size, rows)?;
+        most("max_position_embeddings", self.max_position_embeddings, rows)?;
+        if !(self.layer_norm_eps.is_finite() && self.layer_norm_eps >= 0.0) {
+            return Err(unsupported("layer_norm_eps", self.layer_norm_eps, "a number of at least 0"));
+        }
+        let empty = |v: &Value| v.as_object().is_some_and(Map::is_empty);
+        for (key, expected) in [("quantization_config", "none"), ("pruned_heads", "{}")] {
+            if let Some(found) = self.extra.get(key).filter(|v| !empty(v)) {
+                return Err(unsupported(key, found, expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// `head_dim`, where it stands, says what the other keys say.
+    pub(super) fn same_head_dim(&self, head_dim: usize) -> Result<()> {
+        match self.size("head_dim", head_dim)? {
+            own if own == head_dim => Ok(()),
+            own => Err(unsupported("head_dim", own, &format!("hidden_size / num_attention_heads, {head_dim}"))),
+        }
+    }
+
     /// `num_hidden_layers`, checked.
     pub(super) fn layers(&self) -> Result<usize> {
         let layers = positive("num_hidden_layers", self.num_hidden_layers)?;
@@ -117,8 +159,21 @@ impl BertConfig {
 
     /// Labels, where `architectures` names a sequence classifier.
     pub(super) fn classifier_labels(&self) -> Result<Option<usize>> {
-        let classifies = self.is_for("ForSequenceClassification");
-        classifies.then(|| positive("num_labels", self.num_labels())).transpose()
+        if !self.is_for("ForSequenceClassification") {
+            return Ok(None);
+        }
+        let number = self.extra.get("num_labels").map(|_| self.size("num_labels", 0)).transpose()?;
+        let listed = match self.extra.get("id2label") {
+            None => None,
+            Some(Value::Object(labels)) => Some(labels.len()),
+            Some(other) => return Err(unsupported("id2label", other, "an object")),
+        };
+        match (number, listed) {
+            (Some(number), Some(listed)) if number != listed => {
+                Err(unsupported("num_labels", number, &format!("as many as id2label has, {listed}")))
+            }
+            _ => positive("num_labels", self.num_labels()).map(Some),
+        }
     }
 }
 

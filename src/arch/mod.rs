@@ -36,8 +36,10 @@ pub use spec::{
 };
 pub use table::{LoadReport, TensorTable, Tensors};
 
+use serde_json::{Map, Value};
+
 use crate::config::{BertConfig, ModelArchitecture};
-use crate::error::Result;
+use crate::error::{InferError, Result};
 use crate::weights::Checkpoint;
 
 /// Which head a model is loaded with.
@@ -65,6 +67,16 @@ pub fn describe(config: &BertConfig) -> Result<(ModelSpec, TensorTable)> {
 /// # Errors
 /// As [`describe`]; and a family that has no such head.
 pub fn describe_with(config: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, TensorTable)> {
+    described(config, head).map_err(|error| match error {
+        InferError::ModelIncompatible { key, expected, found } => {
+            let key = name_in_file(&config.model_type, &key, &config.extra).to_string();
+            InferError::ModelIncompatible { key, expected, found }
+        }
+        other => other,
+    })
+}
+
+fn described(config: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, TensorTable)> {
     let family = match config.architecture()? {
         ModelArchitecture::Albert => albert::describe,
         ModelArchitecture::Bert if jina::is_jina(config) => jina::describe,
@@ -90,13 +102,20 @@ pub fn describe_with(config: &BertConfig, head: HeadChoice) -> Result<(ModelSpec
         ModelArchitecture::Roberta => roberta::describe,
         ModelArchitecture::T5 => t5::describe,
     };
-    family(config, head)
+    config.check()?;
+    let (spec, mut table) = family(config, head)?;
+    if matches!(spec.head, HeadSpec::MaskedLm { .. }) && !config.flag("tie_word_embeddings", true)? {
+        table.untie("head.out.weight");
+    }
+    let written = |(name, _): &&(&'static str, _)| *name == config.model_type;
+    table.model_type = ModelArchitecture::ALL.iter().find(written).map_or(table.family, |(name, _)| name);
+    Ok((spec, table))
 }
 
-/// Gives the keys of a config.json the names this crate uses, and the family's values for those that are absent.
-pub(crate) fn normalise(model_type: &str, map: &mut serde_json::Map<String, serde_json::Value>) {
-    let Some((_, architecture)) = ModelArchitecture::ALL.iter().find(|(name, _)| *name == model_type) else { return };
-    let (aliases, defaults): (&[(&str, &str)], serde_json::Value) = match architecture {
+/// The names a family has for this crate's keys, and its values for those that are absent.
+fn own_keys(model_type: &str) -> Option<(&'static [(&'static str, &'static str)], Value)> {
+    let (_, architecture) = ModelArchitecture::ALL.iter().find(|(name, _)| *name == model_type)?;
+    Some(match architecture {
         ModelArchitecture::Albert => (&[], albert::defaults()),
         ModelArchitecture::Bert => (&[], bert::defaults()),
         ModelArchitecture::Deberta | ModelArchitecture::DebertaV2 => (&[], deberta::defaults()),
@@ -117,7 +136,23 @@ pub(crate) fn normalise(model_type: &str, map: &mut serde_json::Map<String, serd
         ModelArchitecture::Qwen2 | ModelArchitecture::Qwen3 => (llama::ALIASES, qwen::defaults()),
         ModelArchitecture::Roberta => (&[], roberta::defaults()),
         ModelArchitecture::T5 => (t5::ALIASES, t5::defaults()),
-    };
+    })
+}
+
+/// A family's own name of a key, where it has one.
+pub(crate) fn own_name(model_type: &str, key: &str) -> Option<&'static str> {
+    let (aliases, _) = own_keys(model_type)?;
+    aliases.iter().find(|(_, ours)| *ours == key).map(|(theirs, _)| *theirs)
+}
+
+/// The name of a key in a configuration that may have the family's own.
+pub(crate) fn name_in_file<'a>(model_type: &str, key: &'a str, map: &Map<String, Value>) -> &'a str {
+    own_name(model_type, key).filter(|theirs| map.contains_key(*theirs)).unwrap_or(key)
+}
+
+/// Gives the keys of a config.json the names this crate uses, and the family's values for those that are absent.
+pub(crate) fn normalise(model_type: &str, map: &mut Map<String, Value>) {
+    let Some((aliases, defaults)) = own_keys(model_type) else { return };
     for (theirs, ours) in aliases {
         // The family's own key is the stronger, where both stand.
         if let Some(value) = map.get(*theirs).filter(|v| !v.is_null()).cloned() {

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use super::bert::{masked_lm_or, tied_decoder};
 use super::keys::{activation, positive, root_scale, unsupported};
 use super::rope::RopeSpec;
+use super::rope_config::unscaled_base;
 use super::{
     AttentionSpec, EmbeddingSpec, FeedForwardSpec, HeadChoice, HeadSpec, LayerSpec, ModelSpec, NormPlace, NormSpec,
     ScorePositions, TensorTable,
@@ -24,7 +25,9 @@ const GLOBAL: usize = 0;
 const LOCAL: usize = 1;
 
 pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, TensorTable)> {
+    c.encoder_only()?;
     let head_dim = c.whole_head_dim()?;
+    c.same_head_dim(head_dim)?;
     if !head_dim.is_multiple_of(2) {
         return Err(unsupported("num_attention_heads", c.num_attention_heads, "heads of an even number of features"));
     }
@@ -92,17 +95,11 @@ fn classifier_or(c: &BertConfig, head: HeadChoice) -> Result<HeadSpec> {
 
 /// The rotation of one kind of layer: `rope_parameters` of that kind, else the older key.
 fn rope(c: &BertConfig, head_dim: usize, kind: &str, old: &str, default: f64) -> Result<RopeSpec> {
-    let own = c.extra.get("rope_parameters").and_then(|p| p.get(kind));
-    if let Some(rope_type) = own.and_then(|p| p.get("rope_type")).and_then(Value::as_str).filter(|t| *t != "default") {
-        return Err(unsupported(&format!("rope_parameters.{kind}.rope_type"), format!("\"{rope_type}\""), "default"));
-    }
+    let own = unscaled_base(c, Some(kind))?;
     if let Some(scaling) = c.extra.get("rope_scaling") {
         return Err(unsupported("rope_scaling", scaling, "none"));
     }
-    let base = match own.and_then(|p| p.get("rope_theta")).and_then(Value::as_f64) {
-        Some(base) => base,
-        None => c.number(old, default)?,
-    };
+    let base = own.map_or_else(|| c.number(old, default), Ok)?;
     if !(base.is_finite() && base > 0.0) {
         return Err(unsupported(old, base, "a positive number"));
     }
@@ -116,6 +113,13 @@ fn layers(c: &BertConfig) -> Result<Vec<LayerSpec>> {
     let every = positive("global_attn_every_n_layers", c.size("global_attn_every_n_layers", 3)?)?;
     let reach = c.size("local_attention", 128)? / 2;
     let reach = u32::try_from(reach).map_err(|_| unsupported("local_attention", reach, "at most 2^32"))?;
+    let other = c.size("sliding_window", reach as usize)?;
+    if other != reach as usize {
+        return Err(unsupported("sliding_window", other, &format!("half of local_attention, {reach}")));
+    }
+    if let Some(types) = c.extra.get("layer_types").filter(|t| t.as_array().is_none_or(|t| t.len() != count)) {
+        return Err(unsupported("layer_types", types, "full_attention or sliding_attention for each layer"));
+    }
     let global = |l: usize| match c.extra.get("layer_types") {
         None => Ok(l.is_multiple_of(every)),
         Some(types) => match types.get(l).and_then(Value::as_str) {

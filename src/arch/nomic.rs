@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::bert::{embeddings, post_norm, tanh_classifier};
 use super::keys::{activation, positive, unsupported};
 use super::rope::{LongFrequencies, LongerRope, RopeSpec};
+use super::rope_config::unscaled_base;
 use super::{FeedForwardSpec, HeadChoice, HeadSpec, ModelSpec, ScorePositions, TensorTable};
 use crate::config::BertConfig;
 use crate::error::Result;
@@ -91,7 +92,8 @@ fn refuse_what_is_missing(c: &BertConfig, head: HeadChoice) -> Result<()> {
         c.refuse(key, true, "false")?;
     }
     c.refuse("scale_attn_weights", false, "true")?;
-    for key in ["rotary_emb_scale_base", "num_experts", "num_heads_kv", "rotary_head_dim"] {
+    c.same_head_dim(c.whole_head_dim()?)?;
+    for key in ["rope_scaling", "rotary_emb_scale_base", "num_experts", "num_heads_kv", "rotary_head_dim"] {
         match c.extra.get(key) {
             None | Some(Value::Bool(false)) => {}
             Some(v) if v.as_f64() == Some(0.0) => {}
@@ -122,15 +124,13 @@ fn rope(c: &BertConfig, rotary_dim: f64, head_dim: usize) -> Result<RopeSpec> {
         let expected = format!("a fraction that leaves an even number of the {head_dim} features of a head");
         return Err(unsupported("rotary_emb_fraction", c.number("rotary_emb_fraction", 1.0)?, &expected));
     }
-    let parameters = c.extra.get("rope_parameters").filter(|_| !c.extra.contains_key("rotary_emb_base"));
-    let mut base = c.number("rotary_emb_base", if parameters.is_some() { 1000.0 } else { 10000.0 })?;
-    if let Some(p) = parameters {
-        let kind = p.get("rope_type").and_then(Value::as_str).unwrap_or("default");
-        if kind != "default" {
-            return Err(unsupported("rope_parameters.rope_type", format!("\"{kind}\""), "default"));
-        }
-        base = p.get("rope_theta").and_then(Value::as_f64).unwrap_or(base);
-    }
+    let stated = unscaled_base(c, None)?;
+    let hub_keys = c.extra.contains_key("n_embd") || c.extra.contains_key("rotary_emb_base");
+    let base = match stated.filter(|_| !c.extra.contains_key("rotary_emb_base")) {
+        Some(base) => base,
+        None if hub_keys => c.number("rotary_emb_base", 10000.0)?,
+        None => c.number("rope_theta", 1000.0)?,
+    };
     if !(base.is_finite() && base > 0.0) {
         return Err(unsupported("rotary_emb_base", base, "a positive number"));
     }

@@ -28,3 +28,14 @@ pub(super) fn family_of(checkpoint: &Checkpoint) -> Option<&'static str> {
     let holds = |mark: &str| checkpoint.names().any(|name| name.contains(mark));
     MARKS.iter().find(|(mark, _)| holds(mark)).map(|(_, family)| *family)
 }
+
+/// Whether the names of a checkpoint recognised as `found` may be those of `family`: the names of some are the same.
+pub(super) fn alike(found: &str, family: &str) -> bool {
+    let same: &[&str] = match found {
+        "bert" => &["roberta", "electra"],
+        "nomic_bert" => &["new"],
+        "llama" => &["gemma", "gemma2", "gemma3_text", "mistral", "qwen2", "qwen3"],
+        _ => &[],
+    };
+    found == family || same.contains(&family)
+}

@@ -58,6 +58,29 @@ impl Keys<'_> {
     }
 }
 
+/// The base of a rotation that nothing rescales, where `rope_parameters` (of one kind of layers) states it.
+pub(super) fn unscaled_base(c: &BertConfig, kind: Option<&str>) -> Result<Option<f64>> {
+    let object = |name: &str, value: Option<&'_ Value>| match value.filter(|v| !v.is_null()) {
+        Some(other) if !other.is_object() => Err(unsupported(name, other, "an object")),
+        found => Ok(found.cloned()),
+    };
+    let mut name = "rope_parameters".to_string();
+    let mut map = object(&name, c.extra.get(&name))?;
+    if let Some(kind) = kind {
+        name += &format!(".{kind}");
+        map = object(&name, map.as_ref().and_then(|m| m.get(kind)))?;
+    }
+    let get = |key: &str| map.as_ref().and_then(|m| m.get(key)).filter(|v| !v.is_null());
+    for key in ["rope_type", "type"] {
+        if let Some(other) = get(key).filter(|kind| *kind != "default") {
+            return Err(unsupported(&format!("{name}.{key}"), other, "default"));
+        }
+    }
+    let positive = |v: &Value| v.as_f64().filter(|base| base.is_finite() && *base > 0.0);
+    let wrong = |v: &Value| unsupported(&format!("{name}.rope_theta"), v, "a positive number");
+    get("rope_theta").map(|v| positive(v).ok_or_else(|| wrong(v))).transpose()
+}
+
 /// Reads a rotation.
 pub(super) fn read(c: &BertConfig, k: &RopeKeys) -> Result<RopeSpec> {
     let parameters = c.extra.get("rope_parameters");

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::keys::{activation, positive, unsupported};
+use super::keys::{MOST_DISTANCES, activation, positive, unsupported};
 use super::{
     AttentionSpec, BucketSpec, EmbeddingSpec, FeedForwardSpec, HeadChoice, HeadSpec, ModelSpec, NormPlace, NormSpec,
     ScorePositions, TensorTable,
@@ -29,6 +29,7 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
     if head == HeadChoice::MaskedLm {
         return Err(unsupported("model_type", "\"t5\"", "a family with a masked language model"));
     }
+    c.encoder_only()?;
     if c.classifier_labels()?.is_some() {
         let expected = "an encoder's class: T5's classifier reads the decoder's output";
         return Err(unsupported("architectures", format!("{:?}", c.architectures), expected));
@@ -74,11 +75,12 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
 fn buckets(c: &BertConfig) -> Result<BucketSpec> {
     let buckets = c.size("relative_attention_num_buckets", 32)?;
     let max_distance = c.size("relative_attention_max_distance", 128)?;
-    if !(4..=1 << 20).contains(&buckets) {
-        return Err(unsupported("relative_attention_num_buckets", buckets, "4 or more"));
+    if !(4..=MOST_DISTANCES).contains(&buckets) {
+        return Err(unsupported("relative_attention_num_buckets", buckets, &format!("4 to {MOST_DISTANCES}")));
     }
-    if max_distance <= buckets / 4 || max_distance > 1 << 24 {
-        let expected = format!("more than {}, a quarter of relative_attention_num_buckets", buckets / 4);
+    if max_distance <= buckets / 4 || max_distance > MOST_DISTANCES {
+        let quarter = "a quarter of relative_attention_num_buckets";
+        let expected = format!("more than {}, {quarter}, and at most {MOST_DISTANCES}", buckets / 4);
         return Err(unsupported("relative_attention_max_distance", max_distance, &expected));
     }
     Ok(BucketSpec { buckets, max_distance })
@@ -88,7 +90,7 @@ fn buckets(c: &BertConfig) -> Result<BucketSpec> {
 /// that newer configurations derive from it are stronger.
 fn feed_forward(c: &BertConfig) -> Result<FeedForwardSpec> {
     let key = "feed_forward_proj";
-    let name = c.text(key, "relu")?;
+    let name = c.text(key, if c.model_type == "mt5" { "gated-gelu" } else { "relu" })?;
     let (gated, function) = match name.strip_prefix("gated-") {
         Some("gelu") => (true, "gelu_new"),
         Some(function) => (true, function),

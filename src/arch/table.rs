@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-use super::recognise::family_of;
+use super::recognise::{alike, family_of};
 use crate::error::{InferError, Result};
 use crate::weights::{Checkpoint, Tensor};
 
@@ -12,6 +12,8 @@ use crate::weights::{Checkpoint, Tensor};
 pub struct TensorTable {
     /// The family whose names these are.
     pub(super) family: &'static str,
+    /// What `model_type` calls it: some families have several.
+    pub(super) model_type: &'static str,
     /// Prefixes under which the body's names may stand; the first that holds `anchor` counts.
     pub(super) prefixes: &'static [&'static str],
     /// A body tensor every checkpoint of the family has.
@@ -132,7 +134,7 @@ impl From<bool> for Bias {
 
 impl TensorTable {
     pub(super) fn new(family: &'static str, prefixes: &'static [&'static str], anchor: &'static str) -> Self {
-        Self { family, prefixes, anchor, rows: Vec::new(), ignored: Vec::new() }
+        Self { family, model_type: family, prefixes, anchor, rows: Vec::new(), ignored: Vec::new() }
     }
 
     pub(super) fn add(&mut self, internal: impl Into<String>, name: impl Into<String>, shape: &[usize]) -> &mut Row {
@@ -200,12 +202,28 @@ impl TensorTable {
     /// Finds every tensor, checks its shape, and accounts for every name in the file.
     ///
     /// # Errors
-    /// A tensor that is missing, has another shape, or that nobody asked for.
+    /// A tensor that is missing, has another shape, or that nobody asked for; or, where that is the reason, a checkpoint
+    /// that holds another family's tensors.
     pub fn resolve(&self, checkpoint: &Checkpoint) -> Result<Tensors> {
+        self.find(checkpoint).map_err(|error| match family_of(checkpoint) {
+            Some(other) if !alike(other, self.family) => InferError::ModelIncompatible {
+                key: "model_type".to_string(),
+                expected: format!("\"{other}\", whose tensors the checkpoint holds"),
+                found: format!("\"{}\"", self.model_type),
+            },
+            _ => error,
+        })
+    }
+
+    fn find(&self, checkpoint: &Checkpoint) -> Result<Tensors> {
         let holds = |prefix: &&&str| checkpoint.get(&format!("{prefix}{}", self.anchor)).is_some();
         let prefix = match self.prefixes.iter().find(holds) {
             Some(prefix) => prefix,
-            None => return Err(self.foreign(checkpoint)),
+            None => {
+                let anchor = self.rows.iter().find(|r| r.names.iter().any(|n| n.text == self.anchor));
+                let name = format!("{}{}", self.prefixes[0], self.anchor);
+                return Err(missing(checkpoint, &name, anchor.map_or(&[], |r| &r.shape)));
+            }
         };
         let full = |n: &Name| if n.prefixed { format!("{prefix}{}", n.text) } else { n.text.clone() };
         let mut found = BTreeMap::new();
@@ -243,20 +261,9 @@ impl TensorTable {
         Ok(Tensors { found, report: LoadReport { used, ignored, bytes: checkpoint.total_bytes() } })
     }
 
-    /// The error for a checkpoint without this family's anchor.
-    fn foreign(&self, checkpoint: &Checkpoint) -> InferError {
-        let anchor = format!("{}{}", self.prefixes[0], self.anchor);
-        match family_of(checkpoint) {
-            Some(other) if other != self.family => InferError::ModelIncompatible {
-                key: "model_type".to_string(),
-                expected: format!("\"{other}\", whose tensors the checkpoint holds"),
-                found: format!("\"{}\"", self.family),
-            },
-            _ => {
-                let shape = self.rows.iter().find(|r| r.names.iter().any(|n| n.text == self.anchor));
-                missing(checkpoint, &anchor, shape.map_or(&[], |r| &r.shape))
-            }
-        }
+    /// A tensor takes no other tensor's place.
+    pub(super) fn untie(&mut self, internal: &str) {
+        self.rows.iter_mut().filter(|row| row.internal == internal).for_each(|row| row.names.truncate(1));
     }
 
     fn ignores(&self, name: &str, prefix: &str) -> bool {

@@ -59,6 +59,9 @@ impl Angles {
 /// Positions for which angles are computed at least: most texts need no more.
 const FIRST_POSITIONS: usize = 512;
 
+/// Positions up to which a table holds every one; sequences that reach farther have rows of their own tokens.
+const MOST_POSITIONS: usize = 1 << 18;
+
 impl Rotation {
     fn new(spec: &RopeSpec) -> Self {
         Self { spec: spec.clone(), known: Mutex::default() }
@@ -71,7 +74,7 @@ impl Rotation {
     /// The angles of a batch. A sequence whose frequencies depend on its length has rows of its own.
     pub fn angles(&self, compute: &dyn GpuCompute, batch: &PackedBatch) -> Result<Angles> {
         let longest = batch.lengths.iter().copied().max().unwrap_or(0);
-        if !self.spec.depends_on_length(longest) {
+        if longest <= MOST_POSITIONS && !self.spec.depends_on_length(longest) {
             return Ok(Angles { table: self.table(compute, longest)?, rows: compute.upload_index(&batch.positions)? });
         }
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
