@@ -27,7 +27,7 @@ mod threads;
 pub use compute::CpuCompute;
 pub use dispatch::{available, by_name, quant_available, quant_for, selected};
 pub use quant::QuantKernels;
-pub use table::Kernels;
+pub use table::{Finish, Kernels};
 pub use threads::{init_performance_threads, init_threads, physical_cores};
 
 /// Hints that the cache line at `p` will be read soon, to L2. Any address is allowed.
