@@ -1,37 +1,73 @@
-//! What a sentence-transformers folder says about the way from token vectors to a text's vector, without weights.
+//! What a sentence-transformers folder says about the way from token vectors to what a text becomes, without weights.
 //!
 //! [`ModelFolder::read`] reads `modules.json`, each module's `config.json` and `config_sentence_transformers.json`.
 //! What it does not know it refuses by name: a skipped module would give other vectors in silence.
 
 use std::collections::BTreeMap;
-use std::path::{Component, Path, PathBuf};
-
-use serde_json::Value;
+use std::path::{Path, PathBuf};
 
 use crate::error::{InferError, Result};
 use crate::gpu::Activation;
 pub use crate::gpu::PoolingMode;
+pub use crate::model::SparsePooling;
 
+mod configs;
 pub(crate) mod json;
-use json::{JsonFile, incompatible, read_value};
+mod late;
+mod list;
+
+use json::{JsonFile, read_value};
+pub use late::{Expansion, LateInteraction, TokenFilter};
 
 /// A sentence-transformers folder: where the transformer is and what follows it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelFolder {
     /// Holds the transformer's `config.json`, weights and tokenizer; often the folder itself.
     pub transformer_dir: PathBuf,
-    /// What follows the transformer, in order: one pooling first. Dropout does nothing at inference and is left out.
+    /// Which head the transformer is used with.
+    pub task: Task,
+    /// What follows the transformer, in order. Modules before a [`Module::Pooling`] work on token vectors; without one,
+    /// all do. Dropout does nothing at inference and is left out.
     pub modules: Vec<Module>,
+    /// Lengths and marks of queries and documents, for models that score token vectors.
+    pub late: LateInteraction,
     /// Texts to put before an input, by name (`query`, `document`, ...).
     pub prompts: BTreeMap<String, String>,
     /// The key of `prompts` that is used when the caller names none.
     pub default_prompt_name: Option<String>,
     /// Length to which vectors are cut (after all modules), if the folder asks for one.
     pub truncate_dim: Option<usize>,
-    /// The similarity function the model is made for: `cosine`, `dot`, `euclidean`, `manhattan`.
+    /// Largest number of values a sparse vector keeps, if the folder asks for one.
+    pub max_active_dims: Option<usize>,
+    /// The similarity function the model is made for: `cosine`, `dot`, `euclidean`, `manhattan`, `maxsim`.
     pub similarity: Option<String>,
     /// No `modules.json`: mean pooling and L2 normalisation are our assumption.
     pub assumed_pooling: bool,
+}
+
+/// Which head a folder uses its transformer with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Task {
+    /// None: token vectors.
+    #[default]
+    Features,
+    /// The masked language model's: scores of every vocabulary entry for each token.
+    FillMask,
+    /// The sequence classifier's: a cross-encoder.
+    Classification,
+}
+
+/// What a folder makes of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// One vector: [`Embedder::embed`](crate::Embedder::embed).
+    Vector,
+    /// One vector a token: [`Embedder::embed_tokens`](crate::Embedder::embed_tokens).
+    TokenVectors,
+    /// A weight for each of a few vocabulary entries: [`SparseEmbedder`](crate::embedder::SparseEmbedder).
+    Sparse,
+    /// Scores: [`Reranker`](crate::Reranker).
+    Scores,
 }
 
 /// One step after the transformer.
@@ -45,6 +81,10 @@ pub enum Module {
     LayerNorm(LayerNormSpec),
     /// L2 normalisation.
     Normalize,
+    /// Leaves out the vectors of some tokens.
+    TokenFilter(TokenFilter),
+    /// Scores of a masked language model to one sparse vector.
+    Splade(SparsePooling),
 }
 
 /// How token vectors become one vector.
@@ -82,214 +122,112 @@ pub struct LayerNormSpec {
     pub dimension: usize,
 }
 
-/// The old booleans with the names that replace them, in the order in which their vectors are concatenated.
-const MODES: [(&str, &str, PoolingMode); 6] = [
-    ("pooling_mode_cls_token", "cls", PoolingMode::Cls),
-    ("pooling_mode_max_tokens", "max", PoolingMode::Max),
-    ("pooling_mode_mean_tokens", "mean", PoolingMode::Mean),
-    ("pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len_tokens", PoolingMode::MeanSqrtLen),
-    ("pooling_mode_weightedmean_tokens", "weightedmean", PoolingMode::WeightedMean),
-    ("pooling_mode_lasttoken", "lasttoken", PoolingMode::LastToken),
-];
-
-const ACTIVATIONS: [(&str, Activation); 6] = [
-    ("Identity", Activation::Identity),
-    ("Tanh", Activation::Tanh),
-    ("ReLU", Activation::Relu),
-    ("GELU", Activation::GeluErf),
-    ("Sigmoid", Activation::Sigmoid),
-    ("SiLU", Activation::Silu),
-];
-
-const SUPPORTED: &str = "Transformer first, then Pooling, Dense, LayerNorm, Normalize, Dropout";
-
 impl ModelFolder {
     /// Reads what `folder` says. Without `modules.json`: mean pooling and L2 normalisation are assumed.
+    ///
+    /// # Errors
+    /// A file that is malformed, and a module or setting that is not supported, by file and key.
     pub fn read(folder: &Path) -> Result<Self> {
         if !folder.is_dir() {
             return Err(InferError::model(folder, "no such folder"));
         }
-        let list_file = folder.join("modules.json");
-        let (transformer_dir, modules, assumed_pooling) = match read_value(&list_file)? {
-            Some(list) => {
-                let (dir, modules) = read_modules(folder, &list_file, &list)?;
-                (dir, modules, false)
-            }
-            None => {
-                let mean = PoolingSpec { modes: vec![PoolingMode::Mean], include_prompt: true, dimension: None };
-                (folder.to_path_buf(), vec![Module::Pooling(mean), Module::Normalize], true)
-            }
-        };
         let about = JsonFile::optional(folder.join("config_sentence_transformers.json"))?;
-        let mut prompts = BTreeMap::new();
-        if let Some(found) = about.get("prompts") {
-            let map = found.as_object().ok_or_else(|| about.wrong("prompts", "an object of texts", found))?;
-            for (name, text) in map.iter().filter(|(_, text)| !text.is_null()) {
-                let text_str = text.as_str().ok_or_else(|| about.wrong(&format!("prompts.{name}"), "a text", text))?;
-                prompts.insert(name.clone(), text_str.to_owned());
-            }
-        }
-        let default_prompt_name = about.text("default_prompt_name")?.map(str::to_owned);
-        if let Some(name) = default_prompt_name.as_ref().filter(|name| !prompts.contains_key(*name)) {
-            return Err(about.error(format!("`default_prompt_name` is `{name}`, which `prompts` does not hold")));
-        }
-        Ok(Self {
+        let list_file = folder.join("modules.json");
+        let listed = read_value(&list_file)?.map(|list| list::read(folder, &list_file, &list, &about)).transpose()?;
+        let assumed_pooling = listed.is_none();
+        let list::Listed { transformer_dir, task, modules } = listed.unwrap_or_else(|| list::Listed::assumed(folder));
+        let (prompts, default_prompt_name) = read_prompts(&about)?;
+        let late = LateInteraction::read(&transformer_dir, &about)?;
+        let read = Self {
             transformer_dir,
+            task,
             modules,
+            late,
             prompts,
             default_prompt_name,
             truncate_dim: about.positive("truncate_dim")?,
+            max_active_dims: about.positive("max_active_dims")?,
             similarity: about.text("similarity_fn_name")?.map(str::to_owned),
             assumed_pooling,
-        })
+        };
+        if read.output() != Output::TokenVectors && read.late != LateInteraction::default() {
+            let key = "query_length, document_length, query_expansion";
+            let found = "set in a folder that does not make one vector a token";
+            let file = read.transformer_dir.join("sentence_bert_config.json");
+            return Err(json::incompatible(&file, key, "absent", found));
+        }
+        Ok(read)
+    }
+
+    /// What the folder makes of a text.
+    pub fn output(&self) -> Output {
+        let has = |fits: fn(&Module) -> bool| self.modules.iter().any(fits);
+        match self.task {
+            Task::Classification => Output::Scores,
+            _ if has(|m| matches!(m, Module::Splade(_))) => Output::Sparse,
+            _ if has(|m| matches!(m, Module::Pooling(_))) => Output::Vector,
+            _ => Output::TokenVectors,
+        }
+    }
+
+    pub(crate) fn token_filters(&self) -> impl Iterator<Item = &TokenFilter> {
+        self.modules.iter().filter_map(|m| if let Module::TokenFilter(filter) = m { Some(filter) } else { None })
+    }
+
+    /// Replaces the folder's pooling by `modes`, whose vectors are concatenated; every other module stays.
+    ///
+    /// # Errors
+    /// No modes; a folder without a pooling to replace; a following module that takes a vector of another length than
+    /// the pooling then gives.
+    pub fn pool_with(&mut self, modes: &[PoolingMode]) -> Result<()> {
+        if modes.is_empty() {
+            return Err(InferError::InvalidArgument("a pooling needs at least one mode".to_string()));
+        }
+        let made = match self.output() {
+            Output::Vector => "one vector a text",
+            Output::TokenVectors => "one vector a token",
+            Output::Sparse => "sparse vectors",
+            Output::Scores => "scores",
+        };
+        let first = self.modules.iter().position(|m| matches!(m, Module::Pooling(_)));
+        let Some(Module::Pooling(pooling)) = first.map(|i| &mut self.modules[i]) else {
+            let why = format!("modules.json makes {made}: it has no pooling to replace");
+            return Err(InferError::InvalidArgument(why));
+        };
+        pooling.modes = modes.to_vec();
+        let given = pooling.dimension.map(|d| d * modes.len());
+        let next = first.and_then(|i| self.modules[i + 1..].iter().find_map(list::input_width));
+        match given.zip(next) {
+            Some((given, takes)) if given != takes => Err(InferError::InvalidArgument(format!(
+                "{} mode(s) of pooling give {given} values, the module after it takes {takes}",
+                modes.len()
+            ))),
+            _ => Ok(()),
+        }
     }
 }
 
-fn read_modules(folder: &Path, file: &Path, list: &Value) -> Result<(PathBuf, Vec<Module>)> {
-    let list = list.as_array().filter(|list| !list.is_empty());
-    let list = list.ok_or_else(|| InferError::model(file, "expected a non-empty list of modules"))?;
-    let mut transformer_dir = None;
-    let mut modules: Vec<Module> = Vec::new();
-    // Length of the vector after the modules so far, where the files state it.
-    let mut width: Option<usize> = None;
-    for (index, entry) in list.iter().enumerate() {
-        let entry = entry.as_object().ok_or_else(|| InferError::model(file, format!("[{index}] is not an object")))?;
-        let entry = JsonFile { file: file.to_path_buf(), map: entry.clone() };
-        let class = entry.text("type")?.ok_or_else(|| entry.error(format!("[{index}]: `type` is missing")))?;
-        let path = entry.text("path")?.ok_or_else(|| entry.error(format!("[{index}]: `path` is missing")))?;
-        let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
-        if path.contains('\\') || !Path::new(path).components().all(inside) {
-            return Err(
-                entry.error(format!("[{index}]: `path` is `{path}`, expected a folder inside the model folder"))
-            );
-        }
-        let dir = folder.join(path);
-        let unsupported = |supported: &str| incompatible(file, &format!("[{index}].type"), supported, class);
-        // A class of another package is the model's own Python code, whatever it is called.
-        let name = match class.rsplit_once('.') {
-            Some((package, name)) if package.split('.').next() == Some("sentence_transformers") => name,
-            _ => return Err(unsupported("classes of sentence_transformers; a model's own Python code cannot run")),
-        };
-        if transformer_dir.is_none() {
-            if name != "Transformer" {
-                return Err(unsupported(SUPPORTED));
-            }
-            if !dir.is_dir() {
-                return Err(entry.error(format!("[{index}]: there is no folder `{path}`")));
-            }
-            transformer_dir = Some(dir);
-            continue;
-        }
-        let module = match name {
-            "Pooling" if modules.is_empty() => Module::Pooling(read_pooling(dir.join("config.json"))?),
-            "Dropout" => continue,
-            "Pooling" => return Err(unsupported("one Pooling, before every other module")),
-            "Dense" | "LayerNorm" | "Normalize" if modules.is_empty() => {
-                return Err(unsupported("Pooling between Transformer and the other modules"));
-            }
-            "Dense" => Module::Dense(read_dense(dir)?),
-            "LayerNorm" => {
-                let config = JsonFile::required(dir.join("config.json"))?;
-                Module::LayerNorm(LayerNormSpec { dimension: config.must("dimension")?, dir })
-            }
-            "Normalize" => {
-                pooled_only(&JsonFile::optional(dir.join("config.json"))?)?;
-                Module::Normalize
-            }
-            _ => return Err(unsupported(SUPPORTED)),
-        };
-        let takes = match &module {
-            Module::Dense(dense) => Some(dense.in_features),
-            Module::LayerNorm(norm) => Some(norm.dimension),
-            _ => None,
-        };
-        if let (Some(given), Some(takes)) = (width, takes)
-            && given != takes
-        {
-            let detail = format!("[{index}]: `{path}` takes {takes} values, the modules before it give {given}");
-            return Err(entry.error(detail));
-        }
-        width = match &module {
-            Module::Pooling(pooling) => pooling.dimension.and_then(|size| size.checked_mul(pooling.modes.len())),
-            Module::Dense(dense) => Some(dense.out_features),
-            Module::LayerNorm(norm) => Some(norm.dimension),
-            Module::Normalize => width,
-        };
-        modules.push(module);
-    }
-    match transformer_dir {
-        Some(dir) if !modules.is_empty() => Ok((dir, modules)),
-        _ => Err(InferError::model(file, "no Pooling module follows the Transformer")),
-    }
-}
-
-fn read_pooling(file: PathBuf) -> Result<PoolingSpec> {
-    let config = JsonFile::required(file)?;
-    let known = MODES.map(|(_, name, _)| name).join(", ");
-    let mode = |found: &Value| {
-        let name =
-            found.as_str().ok_or_else(|| config.wrong("pooling_mode", "a mode name or a list of them", found))?;
-        let mode = MODES.iter().find(|mode| mode.1 == name);
-        mode.map(|mode| mode.2).ok_or_else(|| incompatible(&config.file, "pooling_mode", &known, name))
-    };
-    // Where both forms stand, the old booleans say nothing.
-    let modes = match config.get("pooling_mode") {
-        Some(Value::Array(list)) => list.iter().map(mode).collect::<Result<Vec<_>>>()?,
-        Some(found) => vec![mode(found)?],
-        None => {
-            let strange = config.map.iter().find(|(key, value)| {
-                key.starts_with("pooling_mode_") && **value != false && MODES.iter().all(|mode| mode.0 != key.as_str())
-            });
-            if let Some((key, value)) = strange {
-                return Err(incompatible(&config.file, key, &MODES.map(|mode| mode.0).join(", "), &value.to_string()));
-            }
-            let mut modes = Vec::new();
-            for (key, _, mode) in MODES {
-                if config.flag(key)?.unwrap_or(false) {
-                    modes.push(mode);
-                }
-            }
-            modes
-        }
-    };
-    if modes.is_empty() {
-        return Err(config.error(format!("no pooling mode: expected `pooling_mode` with one of {known}")));
-    }
-    let dimension = match config.positive("embedding_dimension")? {
-        Some(size) => Some(size),
-        None => config.positive("word_embedding_dimension")?,
-    };
-    Ok(PoolingSpec { modes, include_prompt: config.flag("include_prompt")?.unwrap_or(true), dimension })
-}
-
-fn read_dense(dir: PathBuf) -> Result<DenseSpec> {
-    let config = JsonFile::required(dir.join("config.json"))?;
-    pooled_only(&config)?;
-    if config.flag("use_residual")?.unwrap_or(false) {
-        return Err(incompatible(&config.file, "use_residual", "false", "true"));
-    }
-    // The default of sentence-transformers.
-    let path = config.text("activation_function")?.unwrap_or("torch.nn.modules.activation.Tanh");
-    let name = path.strip_prefix("torch.nn.").map(|rest| rest.rsplit('.').next().unwrap_or(rest));
-    let activation = ACTIVATIONS.iter().find(|activation| Some(activation.0) == name).ok_or_else(|| {
-        let names = ACTIVATIONS.map(|activation| activation.0).join(", ");
-        incompatible(&config.file, "activation_function", &format!("{names} of torch.nn"), path)
-    })?;
-    Ok(DenseSpec {
-        in_features: config.must("in_features")?,
-        out_features: config.must("out_features")?,
-        bias: config.flag("bias")?.unwrap_or(true),
-        activation: activation.1,
-        dir,
-    })
-}
-
-/// Refuses a module that works on token vectors or writes beside the text's vector.
-fn pooled_only(config: &JsonFile) -> Result<()> {
-    for key in ["module_input_name", "module_output_name"] {
-        if let Some(found) = config.text(key)?.filter(|name| *name != "sentence_embedding") {
-            return Err(incompatible(&config.file, key, "sentence_embedding", found));
+/// The texts by name, and the name of the default one.
+fn read_prompts(about: &JsonFile) -> Result<(BTreeMap<String, String>, Option<String>)> {
+    let mut prompts = BTreeMap::new();
+    if let Some(found) = about.get("prompts") {
+        let map = found.as_object().ok_or_else(|| about.wrong("prompts", "an object of texts", found))?;
+        for (name, text) in map.iter().filter(|(_, text)| !text.is_null()) {
+            let words = text.as_str().ok_or_else(|| about.wrong(&format!("prompts.{name}"), "a text", text))?;
+            prompts.insert(name.clone(), words.to_owned());
         }
     }
-    Ok(())
+    // PyLate's marks stand before the prompts of the same role.
+    for (key, name) in [("query_prefix", "query"), ("document_prefix", "document")] {
+        if let Some(mark) = about.text(key)? {
+            let prompt = prompts.get(name).map_or("", String::as_str);
+            let whole = format!("{mark}{}", prompt.strip_prefix(mark).unwrap_or(prompt));
+            prompts.insert(name.to_owned(), whole);
+        }
+    }
+    let default = about.text("default_prompt_name")?.map(str::to_owned);
+    if let Some(name) = default.as_ref().filter(|name| !prompts.contains_key(*name)) {
+        return Err(about.error(format!("`default_prompt_name` is `{name}`, which `prompts` does not hold")));
+    }
+    Ok((prompts, default))
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use kin_infer::InferError;
 use kin_infer::gpu::Activation;
-use kin_infer::modules::{ModelFolder, Module, PoolingMode};
+use kin_infer::modules::{Expansion, ModelFolder, Module, Output, PoolingMode, SparsePooling, Task, TokenFilter};
 use serde_json::{Value, json};
 
 /// A folder under the system's temporary folder, removed at the end.
@@ -219,7 +219,8 @@ fn dense_activations() {
         ("activation_function", json!("my.own.Tanh"), "my.own.Tanh"),
         ("activation_function", json!(1), "`activation_function` is 1"),
         ("use_residual", json!(true), "use_residual"),
-        ("module_input_name", json!("token_embeddings"), "token_embeddings"),
+        ("module_input_name", json!("token_embeddings"), "sentence_embedding after Pooling"),
+        ("module_output_name", json!("token_embeddings"), "sentence_embedding, its input"),
         ("in_features", json!(5), "takes 5 values"),
         ("in_features", json!(null), "`in_features` is missing"),
         ("out_features", json!(0), "`out_features` is 0"),
@@ -242,10 +243,22 @@ fn module_lists_that_are_refused() {
         (&["Transformer", "Pooling", "Pooling"], "one Pooling"),
         (&["Transformer", "Pooling", "LSTM"], "sentence_transformers.models.LSTM"),
         (&["Transformer", "Pooling", "Router"], "sentence_transformers.models.Router"),
+        (&["Router"], "sentence_transformers.models.Router"),
+        (&["SparseStaticEmbedding"], "sentence_transformers.models.SparseStaticEmbedding"),
+        (&["Transformer", "SparseAutoEncoder"], "sentence_transformers.models.SparseAutoEncoder"),
+        (&["Transformer", "SpladePooling"], "right after an MLMTransformer"),
+        (&["MLMTransformer"], "no SpladePooling"),
+        (&["MLMTransformer", "Pooling"], "SpladePooling alone"),
+        (&["Transformer", "MultiVectorMask", "Pooling"], "MultiVectorMask leaves"),
+        (&["Transformer", "Pooling", "MultiVectorMask"], "sentence_transformers.models.MultiVectorMask"),
+        (&["Transformer", "HierarchicalTokenPooling"], "HierarchicalTokenPooling"),
         (&[], "non-empty list"),
     ] {
         let folder = Folder::new("lists");
-        folder.modules(classes).file("1_Pooling/config.json", pooling.clone()).refused(&["modules.json", word]);
+        let all = json!({});
+        folder.modules(classes).file("1_Pooling/config.json", pooling.clone());
+        folder.file("1_MultiVectorMask/config.json", all.clone()).file("2_Pooling/config.json", pooling.clone());
+        folder.file("1_SpladePooling/config.json", all).refused(&["modules.json", word]);
     }
     for path in ["../elsewhere", "/etc", "1_Pooling/../../x", "a\\..\\b"] {
         let folder = Folder::new("paths");
@@ -281,4 +294,106 @@ fn bad_settings_are_refused() {
         folder.file("config_sentence_transformers.json", config);
         folder.refused(&["config_sentence_transformers.json", word]);
     }
+}
+
+#[test]
+fn sparse_folders_read() {
+    let read = |first: &str, settings: Value, config: Value| {
+        let folder = Folder::new("sparse");
+        folder.modules(&[first, "SpladePooling"]).file("1_SpladePooling/config.json", config);
+        folder.file("sentence_bert_config.json", settings);
+        folder.file("config_sentence_transformers.json", json!({"max_active_dims": 64}));
+        ModelFolder::read(&folder.0)
+    };
+    let by_task = json!({"transformer_task": "fill-mask"});
+    for (first, settings) in [("MLMTransformer", json!({})), ("Transformer", by_task.clone())] {
+        let model = read(first, settings, json!({})).unwrap();
+        assert_eq!((model.task, model.output(), model.max_active_dims), (Task::FillMask, Output::Sparse, Some(64)));
+        assert_eq!(model.modules, [Module::Splade(SparsePooling::default())]);
+    }
+    let config = json!({"pooling_strategy": "sum", "activation_function": "log1p_relu", "embedding_dimension": null});
+    let model = read("MLMTransformer", json!({}), config).unwrap();
+    assert_eq!(model.modules, [Module::Splade(SparsePooling { sum: true, twice: true })]);
+    for (key, value) in [("pooling_strategy", "mean"), ("activation_function", "gelu")] {
+        let message = read("Transformer", by_task.clone(), json!({key: value})).unwrap_err().to_string();
+        assert!(message.contains(key) && message.contains(value), "{message}");
+    }
+    let message = read("Transformer", json!({"transformer_task": "any-to-any"}), json!({})).unwrap_err().to_string();
+    assert!(message.contains("any-to-any") && message.contains("fill-mask"), "{message}");
+}
+
+#[test]
+fn a_cross_encoders_folder_reads() {
+    let folder = Folder::new("cross");
+    folder
+        .modules(&["Transformer"])
+        .file("sentence_bert_config.json", json!({"transformer_task": "sequence-classification"}));
+    let model = folder.read();
+    assert_eq!((model.task, model.output()), (Task::Classification, Output::Scores));
+    assert!(model.modules.is_empty() && !model.assumed_pooling);
+}
+
+#[test]
+fn modules_of_token_vectors_read() {
+    let tokens = json!({"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"});
+    let mut dense = json!({"in_features": 8, "out_features": 4, "bias": false});
+    dense.as_object_mut().unwrap().extend(tokens.as_object().unwrap().clone());
+    let folder = Folder::new("late");
+    folder.modules(&["Transformer", "Dense", "MultiVectorMask", "Normalize"]);
+    folder.file("1_Dense/config.json", dense.clone()).file("3_Normalize/config.json", tokens);
+    let mask = json!({"skiplist_words": [",", "."], "skiplist_tasks": "query", "keep_only_token_ids": [3, 9]});
+    folder.file("2_MultiVectorMask/config.json", mask);
+    let expansion = json!({"strategy": "fixed", "attend": true, "token": "[X]", "length": 32});
+    let settings = json!({"query_length": 48, "document_length": 300, "query_expansion": expansion});
+    let model = folder.file("sentence_bert_config.json", settings).read();
+    assert_eq!(model.output(), Output::TokenVectors);
+    let skipped = vec![",".to_owned(), ".".to_owned()];
+    let filter = TokenFilter { skipped, of_queries: true, of_documents: false, only: Some(vec![3, 9]) };
+    assert!(matches!(&model.modules[0], Module::Dense(d) if d.out_features == 4));
+    assert_eq!(model.modules[1..], [Module::TokenFilter(filter), Module::Normalize]);
+    assert_eq!((model.late.query_length, model.late.document_length), (Some(48), Some(300)));
+    let token = Some("[X]".to_owned());
+    assert_eq!(model.late.expansion, Some(Expansion { length: 32, fixed: true, attend: true, token }));
+    // Before a pooling they are steps of one vector's way; their widths are compared.
+    let pooled = Folder::new("projected");
+    pooled.modules(&["Transformer", "Dense", "Pooling"]).file("1_Dense/config.json", dense);
+    pooled.file("2_Pooling/config.json", json!({"pooling_mode": "mean", "embedding_dimension": 4}));
+    assert_eq!(pooled.read().output(), Output::Vector);
+    pooled.file("2_Pooling/config.json", json!({"pooling_mode": "mean", "embedding_dimension": 8}));
+    pooled.refused(&["modules.json", "takes 8 values, the modules before it give 4"]);
+    pooled.file("2_Pooling/config.json", json!({"pooling_mode": "mean"}));
+    pooled
+        .file("sentence_bert_config.json", json!({"query_length": 32}))
+        .refused(&["query_length", "one vector a token"]);
+    folder.file("sentence_bert_config.json", json!({"query_expansion": {"strategy": "most", "length": 3}}));
+    folder.refused(&["query_expansion.strategy", "most"]);
+}
+
+#[test]
+fn pylates_layout_reads() {
+    let folder = Folder::new("pylate");
+    let list = json!([{"path": "", "type": "sentence_transformers.models.Transformer"},
+                      {"path": "1_Dense", "type": "pylate.models.Dense.Dense"}]);
+    folder.file("modules.json", list).file("1_Dense/config.json", json!({"in_features": 8, "out_features": 4}));
+    let settings = json!({"model_type": "ColBERT", "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 20,
+                          "document_length": 180, "prompts": {"query": "[Q] find: "}});
+    let model = folder.file("config_sentence_transformers.json", settings.clone()).read();
+    assert_eq!(model.output(), Output::TokenVectors);
+    let [Module::Dense(_), Module::TokenFilter(filter), Module::Normalize] = model.modules.as_slice() else {
+        panic!("{:?}", model.modules)
+    };
+    assert!(filter.skipped.len() == 32 && filter.of_documents && !filter.of_queries);
+    assert_eq!((model.prompts["query"].as_str(), model.prompts["document"].as_str()), ("[Q] find: ", "[D] "));
+    assert_eq!(model.late.marks, ["[Q] ", "[D] "]);
+    assert_eq!((model.late.query_length, model.late.document_length), (None, Some(180)));
+    let expansion = Expansion { length: 20, fixed: true, attend: false, token: None };
+    assert_eq!(model.late.expansion, Some(expansion));
+    let mut settings = settings;
+    settings["do_query_expansion"] = json!(false);
+    settings["skiplist_words"] = json!(["a"]);
+    let model = folder.file("config_sentence_transformers.json", settings.clone()).read();
+    assert_eq!((model.late.query_length, model.late.expansion.is_none()), (Some(20), true));
+    assert!(matches!(&model.modules[1], Module::TokenFilter(f) if f.skipped == ["a"]));
+    settings["skiplist_words"] = json!("a");
+    folder.file("config_sentence_transformers.json", settings).refused(&["`skiplist_words` is \"a\""]);
 }

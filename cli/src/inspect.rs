@@ -107,6 +107,8 @@ fn module_words(module: &Module) -> String {
         }
         Module::LayerNorm(n) => format!("LayerNorm over {}", n.dimension),
         Module::Normalize => "normalise to length 1".to_string(),
+        Module::TokenFilter(f) => format!("token filter: {} tokens left out", f.skipped.len()),
+        Module::Splade(_) => "SPLADE".to_string(),
     }
 }
 

@@ -49,6 +49,12 @@ impl JsonFile {
         self.get(key).map(|found| found.as_bool().ok_or_else(|| flag(found))).transpose()
     }
 
+    pub(crate) fn texts(&self, key: &str) -> Result<Option<Vec<String>>> {
+        let Some(found) = self.get(key) else { return Ok(None) };
+        let list = found.as_array().and_then(|list| list.iter().map(|v| v.as_str().map(str::to_owned)).collect());
+        list.map(Some).ok_or_else(|| self.wrong(key, "a list of texts", found))
+    }
+
     /// A whole number above 0 that fits a `u32`; written as a float it counts when it is whole.
     pub(crate) fn positive(&self, key: &str) -> Result<Option<usize>> {
         let Some(found) = self.get(key) else { return Ok(None) };
@@ -85,6 +91,14 @@ pub(crate) fn read_value(file: &Path) -> Result<Option<Value>> {
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) => Err(InferError::io(file, error)),
     }
+}
+
+/// The transformer's settings of sentence-transformers, under the first of its names that exists.
+pub(crate) fn sentence_config(folder: &Path) -> Result<JsonFile> {
+    let names = ["bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"];
+    let files = names.map(|name| folder.join(format!("sentence_{name}_config.json")));
+    let found = files.iter().find(|file| file.is_file()).unwrap_or(&files[0]);
+    JsonFile::optional(found.clone())
 }
 
 /// A [`ModelIncompatible`](InferError::ModelIncompatible) whose key carries the folder and the file it stands in:

@@ -1,0 +1,75 @@
+//! [`Reranker`]: pairs of texts in, scores out.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::text::{Counted, TextModel, each, values};
+use crate::arch::HeadChoice;
+use crate::error::{InferError, Result};
+use crate::gpu::{GpuCompute, create_compute};
+use crate::model::BertModel;
+use crate::modules::ModelFolder;
+use crate::tokenizer::{TextTokenizer, Window};
+
+/// A cross-encoder: scores a query against documents, or classifies texts.
+pub struct Reranker {
+    text: TextModel,
+}
+
+impl Reranker {
+    /// Loads a folder onto the best backend.
+    ///
+    /// # Errors
+    /// As [`Embedder::load`](crate::Embedder::load); and a model without a classification head.
+    pub fn load(folder: &Path) -> Result<Self> {
+        Self::load_with_compute(folder, create_compute()?)
+    }
+
+    /// Loads a folder onto a given backend.
+    pub fn load_with_compute(folder: &Path, compute: Arc<dyn GpuCompute>) -> Result<Self> {
+        let text = TextModel::load(&ModelFolder::read(folder)?.transformer_dir, compute, HeadChoice::Configured)?;
+        if text.model.labels() == 0 {
+            return Err(InferError::ModelIncompatible {
+                key: "architectures".to_string(),
+                expected: "a class ending in ForSequenceClassification: reranking needs a classification head".into(),
+                found: format!("{:?}", text.model.config().architectures.clone().unwrap_or_default()),
+            });
+        }
+        Ok(Self { text })
+    }
+
+    /// The raw scores, `[labels]`, of the query with each document. A pair too long for the window loses tokens from its
+    /// longer text.
+    pub fn score(&self, query: &str, documents: &[&str]) -> Vec<Result<Vec<f32>>> {
+        values(self.run(query, documents, false))
+    }
+
+    /// As [`score`](Self::score), with each pair's number of tokens and whether it was cut.
+    pub fn score_counted(&self, query: &str, documents: &[&str]) -> Vec<Result<Counted<Vec<f32>>>> {
+        self.run(query, documents, true)
+    }
+
+    fn run(&self, query: &str, documents: &[&str], counted: bool) -> Vec<Result<Counted<Vec<f32>>>> {
+        each(self.text.read_pairs(query, documents, counted), |s| self.text.model.classify(s))
+    }
+
+    /// Longest pair in tokens, and what says so.
+    pub fn window(&self) -> &Window {
+        &self.text.window
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &TextTokenizer {
+        &self.text.tokenizer
+    }
+
+    /// Scores a pair has.
+    pub fn labels(&self) -> usize {
+        self.text.model.labels()
+    }
+
+    /// The transformer.
+    pub fn model(&self) -> &BertModel {
+        &self.text.model
+    }
+}

@@ -1,0 +1,124 @@
+//! What every text model has: a tokenizer, a transformer, a window; texts to sequences, each with its own fate.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use crate::arch::HeadChoice;
+use crate::batch::Sequence;
+use crate::config::BertConfig;
+use crate::error::{InferError, Result};
+use crate::gpu::GpuCompute;
+use crate::model::BertModel;
+use crate::tokenizer::{Encoding, TextTokenizer, Window, window};
+
+/// What came of a text, and how much of the text it stands for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Counted<T> {
+    /// The vector, the token vectors, the scores.
+    pub value: T,
+    /// Tokens the model computed with: those of the prompt and the special tokens included.
+    pub tokens: usize,
+    /// The text had more tokens than the window: the rest took no part.
+    pub truncated: bool,
+}
+
+impl<T> Counted<T> {
+    /// The same counts with another value.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Counted<U> {
+        Counted { value: f(self.value), tokens: self.tokens, truncated: self.truncated }
+    }
+}
+
+/// Takes the counts off.
+pub(super) fn values<T>(counted: Vec<Result<Counted<T>>>) -> Vec<Result<T>> {
+    counted.into_iter().map(|result| result.map(|c| c.value)).collect()
+}
+
+/// Tokenizer, transformer and window of a folder.
+pub(super) struct TextModel {
+    pub model: BertModel,
+    pub tokenizer: TextTokenizer,
+    pub window: Window,
+}
+
+/// A text as the model gets it.
+pub(super) struct Reading {
+    pub sequence: Sequence,
+    pub truncated: bool,
+}
+
+impl TextModel {
+    /// Loads the transformer's folder.
+    pub fn load(dir: &Path, compute: Arc<dyn GpuCompute>, head: HeadChoice) -> Result<Self> {
+        let config = BertConfig::from_folder(dir)?;
+        let tokenizer = TextTokenizer::from_folder(dir)?;
+        let limit = config.effective_max_seq_len();
+        let found = window(dir, Some(limit))?;
+        let window = found.unwrap_or(Window { limit, source: "config.json".to_string() });
+        let model = BertModel::load_with_head(dir, config, compute, head)?;
+        Ok(Self { model, tokenizer, window })
+    }
+
+    /// Encodes `prompt` before each text to at most `limit` tokens. Whether a text was cut costs a second look at those
+    /// that fill the window; without `counted` it is not asked.
+    pub fn read(&self, texts: &[&str], prompt: &str, limit: usize, counted: bool) -> Vec<Result<Reading>> {
+        let one = |text: &&str| {
+            let whole = if prompt.is_empty() { None } else { Some(format!("{prompt}{text}")) };
+            let text = whole.as_deref().unwrap_or(text);
+            reading(|limit| self.tokenizer.encode(text, limit), limit, counted)
+        };
+        texts.par_iter().map(one).collect()
+    }
+
+    /// As [`read`](Self::read), for pairs of one query and each document.
+    pub fn read_pairs(&self, query: &str, documents: &[&str], counted: bool) -> Vec<Result<Reading>> {
+        let one = |document: &&str| {
+            reading(|limit| self.tokenizer.encode_pair(query, document, limit), self.window.limit, counted)
+        };
+        documents.par_iter().map(one).collect()
+    }
+
+    /// How many tokens of each encoding are the prompt's. A prompt longer than the window is cut with the text; its last
+    /// place is the closing special token's.
+    pub fn prompt_tokens(&self, prompt: &str) -> Result<usize> {
+        let longest = self.window.limit.saturating_sub(1);
+        if prompt.is_empty() { Ok(0) } else { Ok(self.tokenizer.prefix_len(prompt)?.min(longest)) }
+    }
+}
+
+/// What `encode` gives for a limit, and whether it would give more without it.
+pub(super) fn reading(encode: impl Fn(usize) -> Result<Encoding>, limit: usize, counted: bool) -> Result<Reading> {
+    let found = encode(limit)?;
+    let full = counted && found.ids.len() >= limit;
+    let truncated = full && encode(limit.saturating_add(1))?.ids.len() > limit;
+    let sequence = Sequence { ids: found.ids, type_ids: found.type_ids, positions: Vec::new() };
+    Ok(Reading { sequence, truncated })
+}
+
+/// Runs what could be read; each text keeps its own error.
+pub(super) fn each<T>(
+    readings: Vec<Result<Reading>>,
+    run: impl FnOnce(&[Sequence]) -> Vec<Result<T>>,
+) -> Vec<Result<Counted<T>>> {
+    let mut sequences = Vec::with_capacity(readings.len());
+    let read: Vec<Result<(usize, bool)>> = readings
+        .into_iter()
+        .map(|reading| {
+            let Reading { sequence, truncated } = reading?;
+            let tokens = sequence.ids.len();
+            sequences.push(sequence);
+            Ok((tokens, truncated))
+        })
+        .collect();
+    let mut found = run(&sequences).into_iter();
+    let lost = || Err(InferError::InvalidArgument("a text was lost on the way".to_string()));
+    let finish = |(item, read): (usize, Result<(usize, bool)>)| {
+        let counted = read.and_then(|(tokens, truncated)| {
+            found.next().unwrap_or_else(lost).map(|value| Counted { value, tokens, truncated })
+        });
+        counted.map_err(|e| e.with_item(item))
+    };
+    read.into_iter().enumerate().map(finish).collect()
+}
