@@ -5,6 +5,8 @@
 mod common;
 #[path = "tokenizer/families.rs"]
 mod families;
+#[path = "tokenizer/malformed.rs"]
+mod malformed;
 #[path = "tokenizer/stream.rs"]
 mod stream;
 

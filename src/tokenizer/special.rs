@@ -9,7 +9,7 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::failure;
 use super::family::Family;
-use crate::error::Result;
+use crate::error::{InferError, Result};
 use crate::modules::json::JsonFile;
 
 /// What a special token is for.
@@ -101,8 +101,18 @@ impl Specials {
     /// The token of a role and its id in `inner`, both of which a template needs.
     pub(super) fn required(&self, role: Role, inner: &Tokenizer) -> Result<(&str, u32)> {
         let name = self.role(role).unwrap_or_default();
-        let missing = || failure(&self.file, format!("the special token `{name}` is missing"));
-        inner.token_to_id(name).map(|id| (name, id)).ok_or_else(missing)
+        inner.token_to_id(name).map(|id| (name, id)).ok_or_else(|| self.missing(name))
+    }
+
+    /// Refuses a role whose token has an id neither in the vocabulary nor in the configuration.
+    pub(super) fn known(&self, role: Role, inner: &Tokenizer) -> Result<()> {
+        let name = self.role(role).unwrap_or_default();
+        let known = inner.token_to_id(name).is_some() || self.by_id.values().any(|token| token.content == name);
+        if known { Ok(()) } else { Err(self.missing(name)) }
+    }
+
+    fn missing(&self, name: &str) -> InferError {
+        failure(&self.file, format!("the special token `{name}` is missing"))
     }
 
     /// Registers the tokens of the model's own file, then those of the configuration, which win. Each of the latter

@@ -52,6 +52,13 @@ pub(super) const PLAIN: Template = Template::Causal { bos: false };
 pub(super) const AFTER_BOS: Template = Template::Causal { bos: true };
 
 impl Template {
+    /// Refuses a vocabulary without the tokens of a fixed template: a new id would be one that the model does not know.
+    pub(super) fn check(self, specials: &Specials, inner: &Tokenizer) -> Result<()> {
+        let Self::Fixed { pair, .. } = self else { return Ok(()) };
+        let mut roles = pair.iter().filter_map(|part| if let Token(role, _) = part { Some(*role) } else { None });
+        roles.try_for_each(|role| specials.known(role, inner))
+    }
+
     /// The post-processor for `inner`, whose special tokens must be registered already. A causal template leaves out
     /// a token that the tokenizer does not have; a fixed one needs all of its tokens.
     pub(super) fn processor(

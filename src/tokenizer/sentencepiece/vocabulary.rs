@@ -39,6 +39,11 @@ pub(super) fn of_layout(
     if let Some((id, piece)) = (0..).zip(first).find(|(_, piece)| piece.kind == Kind::Normal) {
         return Err(format!("piece {id} is `{}`, where this family has a special token", piece.text));
     }
+    let unknown_first = matches!(layout, Layout::XlmRoberta | Layout::Camembert);
+    if first.iter().any(|piece| piece.kind == Kind::Unknown) != unknown_first {
+        let place = if unknown_first { "among" } else { "after" };
+        return Err(format!("`unk_id` is {}, which this family has {place} the first {skipped}", spm.trainer.unk_id));
+    }
     let score = |text: &str| if layout == Layout::Albert && ends_in_digit_and_comma(text) { -100.0 } else { 0.0 };
     vocab.extend(rest.iter().map(|piece| (piece.text.clone(), f64::from(piece.score) + score(&piece.text))));
     match layout {
@@ -54,7 +59,9 @@ pub(super) fn of_layout(
 pub(super) fn unk_id(spm: &SpmModel, layout: Layout) -> usize {
     match layout {
         Layout::XlmRoberta | Layout::Camembert => 3,
-        _ => usize::try_from(spm.trainer.unk_id).unwrap_or_default(),
+        Layout::T5 | Layout::Albert | Layout::DebertaV2 | Layout::Llama | Layout::Gemma => {
+            usize::try_from(spm.trainer.unk_id).unwrap_or_default()
+        }
     }
 }
 
