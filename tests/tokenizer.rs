@@ -5,6 +5,8 @@
 mod common;
 #[path = "tokenizer/families.rs"]
 mod families;
+#[path = "tokenizer/long.rs"]
+mod long;
 #[path = "tokenizer/malformed.rs"]
 mod malformed;
 #[path = "tokenizer/stream.rs"]

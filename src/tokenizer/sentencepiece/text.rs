@@ -27,7 +27,7 @@ pub(super) struct Rules {
     layout: Layout,
     /// A space before the text: before each stretch between special tokens, or before the first one only.
     prefix: PrependScheme,
-    /// Spaces at the ends go, several become one.
+    /// Spaces at the ends go, several become one. Other white space at the end goes too, as in the converters.
     collapse: bool,
     /// Words are cut apart before the model sees them.
     words: bool,
@@ -77,7 +77,8 @@ impl Rules {
             steps.push(charsmap::normalizer(&spm.normalizer.charsmap)?.into());
         }
         if self.collapse {
-            steps.push(replace(ReplacePattern::Regex(r"\A +| +\z".to_owned()), "")?);
+            let ends = if self.layout == Layout::DebertaV2 { r"\A\s+|\s+\z" } else { r"\A +|\s+\z" };
+            steps.push(replace(ReplacePattern::Regex(ends.to_owned()), "")?);
             steps.push(replace(ReplacePattern::Regex(" {2,}".to_owned()), " ")?);
         }
         let metaspace = Metaspace::new(SPACE, self.prefix, self.words && self.collapse);
