@@ -208,7 +208,7 @@ fn from_vocabulary(folder: &Path, config: &JsonFile) -> Result<(Tokenizer, PathB
         Vocabulary::ByteBpe(split) => (byte_bpe::read(&file, split, config)?, Vec::new()),
         Vocabulary::SentencePiece(layout) => sentencepiece::read(&file, layout, config, &specials)?,
     };
-    family.template.check(&specials, &inner)?;
+    family.template.check(&file, &specials, &inner)?;
     specials.register(&mut inner, own, family.vocabulary == Vocabulary::WordPiece)?;
     let template = family.template.processor(config, &specials, &inner)?;
     inner.with_post_processor(Some(template));

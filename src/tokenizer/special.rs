@@ -1,6 +1,7 @@
 //! The special and added tokens of a folder, as `transformers` reads them: `added_tokens_decoder` of
 //! tokenizer_config.json, or else special_tokens_map.json and added_tokens.json beside it.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::failure;
 use super::family::Family;
-use crate::error::{InferError, Result};
+use crate::error::Result;
 use crate::modules::json::JsonFile;
 
 /// What a special token is for.
@@ -51,19 +52,7 @@ impl Specials {
         let plain = JsonFile::optional(folder.join("added_tokens.json"))?;
         let whole = config.get("added_tokens_decoder").is_some();
         let places: &[&JsonFile] = if whole { &[config] } else { &[&map, config] };
-        let mut roles = ROLES.map(|_| None);
-        for (slot, (role, key)) in roles.iter_mut().zip(ROLES) {
-            let found = places.iter().find_map(|file| Some((*file, file.map.get(key)?)));
-            let usual = family.roles.iter().find(|(name, _)| *name == role).map(|(_, content)| *content);
-            let token = match found {
-                Some((_, Value::Null)) => None,
-                Some((file, value)) => Some(token(value, true).ok_or_else(|| file.wrong(key, "a token", value))?),
-                None => usual.map(|content| AddedToken::from(content, true)),
-            };
-            let plain = found.is_none_or(|(_, value)| value.is_string());
-            let strips = role == Role::Mask && family.mask_strips_left && plain;
-            *slot = token.map(|token| AddedToken { special: true, lstrip: token.lstrip || strips, ..token });
-        }
+        let roles = read_roles(places, family)?;
         let extra = extra(places)?;
         let by_id = if whole { decoder(config)? } else { BTreeMap::new() };
         let file = if whole { &config.file } else { &plain.file }.clone();
@@ -98,21 +87,10 @@ impl Specials {
         self.roles[role as usize].as_ref().map(|token| token.content.as_str())
     }
 
-    /// The token of a role and its id in `inner`, both of which a template needs.
-    pub(super) fn required(&self, role: Role, inner: &Tokenizer) -> Result<(&str, u32)> {
-        let name = self.role(role).unwrap_or_default();
-        inner.token_to_id(name).map(|id| (name, id)).ok_or_else(|| self.missing(name))
-    }
-
-    /// Refuses a role whose token has an id neither in the vocabulary nor in the configuration.
-    pub(super) fn known(&self, role: Role, inner: &Tokenizer) -> Result<()> {
-        let name = self.role(role).unwrap_or_default();
-        let known = inner.token_to_id(name).is_some() || self.by_id.values().any(|token| token.content == name);
-        if known { Ok(()) } else { Err(self.missing(name)) }
-    }
-
-    fn missing(&self, name: &str) -> InferError {
-        failure(&self.file, format!("the special token `{name}` is missing"))
+    /// Whether a role's token has an id, in the vocabulary or in the configuration.
+    pub(super) fn known(&self, role: Role, inner: &Tokenizer) -> bool {
+        let given = |name: &str| self.by_id.values().any(|token| token.content == name);
+        self.role(role).is_some_and(|name| inner.token_to_id(name).is_some() || given(name))
     }
 
     /// Registers the tokens of the model's own file, then those of the configuration, which win. Each of the latter
@@ -130,10 +108,10 @@ impl Specials {
         }
         let roles = self.roles.iter().flatten().filter(|token| !closed || inner.token_to_id(&token.content).is_some());
         for token in roles.chain(&self.extra) {
-            places.entry(token.content.as_str()).or_insert_with(|| {
+            if let Entry::Vacant(place) = places.entry(token.content.as_str()) {
+                place.insert(tokens.len());
                 tokens.push(token.clone());
-                tokens.len()
-            });
+            }
         }
         inner.add_tokens(&tokens);
         for (id, token) in &self.by_id {
@@ -145,6 +123,24 @@ impl Specials {
         }
         Ok(())
     }
+}
+
+/// The token of each role from the first file that names it, else the family's; null means that there is none.
+fn read_roles(places: &[&JsonFile], family: &Family) -> Result<[Option<AddedToken>; 7]> {
+    let mut roles = ROLES.map(|_| None);
+    for (slot, (role, key)) in roles.iter_mut().zip(ROLES) {
+        let found = places.iter().find_map(|file| Some((*file, file.map.get(key)?)));
+        let usual = family.roles.iter().find(|(name, _)| *name == role).map(|(_, content)| *content);
+        let token = match found {
+            Some((_, Value::Null)) => None,
+            Some((file, value)) => Some(token(value, true).ok_or_else(|| file.wrong(key, "a token", value))?),
+            None => usual.map(|content| AddedToken::from(content, true)),
+        };
+        let plain = found.is_none_or(|(_, value)| value.is_string());
+        let strips = role == Role::Mask && family.mask_strips_left && plain;
+        *slot = token.map(|token| AddedToken { special: true, lstrip: token.lstrip || strips, ..token });
+    }
+    Ok(roles)
 }
 
 /// `additional_special_tokens`, under its two names, of the first file that has any.

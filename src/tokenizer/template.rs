@@ -1,13 +1,15 @@
 //! Where special tokens stand around one text or two, and the type id of each part.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 use tokenizers::processors::template::TemplateProcessing;
 
+use super::failure;
 use super::special::{Role, Specials};
-use crate::error::Result;
+use crate::error::{InferError, Result};
 use crate::modules::json::JsonFile;
 
 /// How the ids of one text, or of two, are completed.
@@ -52,11 +54,15 @@ pub(super) const PLAIN: Template = Template::Causal { bos: false };
 pub(super) const AFTER_BOS: Template = Template::Causal { bos: true };
 
 impl Template {
-    /// Refuses a vocabulary without the tokens of a fixed template: a new id would be one that the model does not know.
-    pub(super) fn check(self, specials: &Specials, inner: &Tokenizer) -> Result<()> {
+    /// Refuses a vocabulary, read from `file`, without the tokens of a fixed template: a new id would be one that the
+    /// model does not know.
+    pub(super) fn check(self, file: &Path, specials: &Specials, inner: &Tokenizer) -> Result<()> {
         let Self::Fixed { pair, .. } = self else { return Ok(()) };
         let mut roles = pair.iter().filter_map(|part| if let Token(role, _) = part { Some(*role) } else { None });
-        roles.try_for_each(|role| specials.known(role, inner))
+        match roles.find(|role| !specials.known(*role, inner)) {
+            Some(role) => Err(missing(file, specials.role(role).unwrap_or_default())),
+            None => Ok(()),
+        }
     }
 
     /// The post-processor for `inner`, whose special tokens must be registered already. A causal template leaves out
@@ -78,7 +84,8 @@ impl Template {
         let mut tokens = BTreeMap::new();
         for part in &pair {
             if let Token(role, _) = part {
-                let (name, id) = specials.required(*role, inner)?;
+                let name = specials.role(*role).unwrap_or_default();
+                let id = inner.token_to_id(name).ok_or_else(|| missing(&config.file, name))?;
                 tokens.insert(name, json!({"id": name, "ids": [id], "tokens": [name]}));
             }
         }
@@ -89,6 +96,10 @@ impl Template {
         });
         serde_json::from_value(template).map_err(|error| config.error(format!("special tokens: {error}")))
     }
+}
+
+fn missing(file: &Path, token: &str) -> InferError {
+    failure(file, format!("the special token `{token}` is missing"))
 }
 
 fn causal(bos: bool, eos: bool) -> (Vec<Part>, Vec<Part>) {

@@ -26,11 +26,8 @@ pub(super) fn read(file: &Path, config: &JsonFile, specials: &Specials) -> Resul
     let unk = specials.role(Role::Unk).unwrap_or_default();
     let model = WordPiece::builder().vocab(vocab).unk_token(unk.to_owned()).max_input_chars_per_word(100).build();
     let model = model.map_err(|error| failure(file, error))?;
-    for role in [Role::Unk, Role::Cls, Role::Sep] {
-        let token = specials.role(role).unwrap_or_default();
-        if model.token_to_id(token).is_none() {
-            return Err(failure(file, format!("the special token `{token}` is missing")));
-        }
+    if model.token_to_id(unk).is_none() {
+        return Err(failure(file, format!("the special token `{unk}` is missing")));
     }
     let mut inner = Tokenizer::new(model);
     let mut normalizer = BertNormalizer::default();

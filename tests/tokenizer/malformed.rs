@@ -250,7 +250,7 @@ fn configurations_are_refused_with_the_reason() {
         assert!(found.contains(expected), "{found}");
     }
     let found = message(&spm, &[], class("T5Tokenizer", "eos_token", json!("</t>")));
-    assert!(found.contains("`</t>` is missing"), "{found}");
+    assert!(found.contains("spiece.model: tokenizer: the special token `</t>` is missing"), "{found}");
     let found = message(&spm, &[], class("T5Tokenizer", "legacy", json!("no")));
     assert!(found.contains("`legacy` is \"no\""), "{found}");
 }
