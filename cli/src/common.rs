@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::ValueEnum;
+use kin_infer::arch::{HeadChoice, HeadSpec};
 use kin_infer::cpu::CpuCompute;
 use kin_infer::gpu::{GpuCompute, create_compute};
-use kin_infer::modules::ModelFolder;
+use kin_infer::modules::{ModelFolder, PoolingMode};
 use kin_infer::{BertConfig, BertModel};
 
 use crate::failure::{Failure, Result};
@@ -51,6 +52,75 @@ pub enum Device {
     Metal,
 }
 
+/// What a text becomes, in place of what the folder says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Pooling {
+    /// One vector a token, for late interaction (ColBERT): what the folder would pool
+    None,
+    /// The mean of the token vectors
+    Mean,
+    /// The first token's vector
+    Cls,
+    /// The largest value of each feature
+    Max,
+    /// The last token's vector
+    Last,
+    /// The sum of the token vectors divided by the square root of their number
+    MeanSqrtLen,
+    /// The mean weighted by position: 1, 2, 3, ...
+    WeightedMean,
+    /// A sparse vector over the vocabulary, from a masked language model's head
+    Splade,
+}
+
+impl Pooling {
+    /// The mode, of those that make one dense vector.
+    pub fn mode(self) -> Option<PoolingMode> {
+        Some(match self {
+            Self::None | Self::Splade => return None,
+            Self::Mean => PoolingMode::Mean,
+            Self::Cls => PoolingMode::Cls,
+            Self::Max => PoolingMode::Max,
+            Self::Last => PoolingMode::LastToken,
+            Self::MeanSqrtLen => PoolingMode::MeanSqrtLen,
+            Self::WeightedMean => PoolingMode::WeightedMean,
+        })
+    }
+}
+
+/// Which head a model is loaded with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Head {
+    /// The classifier, where config.json names one; else what the command's help says
+    #[default]
+    Auto,
+    /// The masked language model's: scores of every vocabulary entry for each token
+    MaskedLm,
+    /// The decoder's: scores of every vocabulary entry for the token after each
+    CausalLm,
+}
+
+impl Head {
+    /// The library's choice, `auto` for `auto`.
+    pub fn choice(self, auto: HeadChoice) -> HeadChoice {
+        match self {
+            Self::Auto => auto,
+            Self::MaskedLm => HeadChoice::MaskedLm,
+            Self::CausalLm => HeadChoice::Configured,
+        }
+    }
+
+    /// Refuses a model that was loaded without the head that was asked for.
+    pub fn check(self, model: &BertModel) -> Result<()> {
+        if self == Self::CausalLm && !matches!(model.spec().head, HeadSpec::CausalLm { .. }) {
+            let named = model.config().architectures.clone().unwrap_or_default().join(", ");
+            let why = "no decoder's head: `architectures` in config.json has to name a class ending in ForCausalLM";
+            return Err(Failure::Failed(format!("--head causal-lm: {why}, it has [{named}]")));
+        }
+        Ok(())
+    }
+}
+
 impl Compute {
     /// Sets up the threads and the backend.
     pub fn open(&self) -> Result<Arc<dyn GpuCompute>> {
@@ -69,12 +139,14 @@ impl Compute {
         }
     }
 
-    /// The transformer of a folder, without its tokenizer.
-    pub fn load_transformer(&self, model: &Model) -> Result<BertModel> {
+    /// The transformer of a folder, without its tokenizer and, unless `head` names it, without a head for tokens.
+    pub fn load_transformer(&self, model: &Model, head: Head) -> Result<BertModel> {
         let compute = self.open()?;
         let folder = ModelFolder::read(&model.folder()?)?.transformer_dir;
         let config = BertConfig::from_folder(&folder)?;
-        Ok(BertModel::load_with_compute(&folder, config, compute)?)
+        let model = BertModel::load_with_head(&folder, config, compute, head.choice(HeadChoice::Vectors))?;
+        head.check(&model)?;
+        Ok(model)
     }
 
     /// A note on stderr, unless `--quiet`.

@@ -1,6 +1,6 @@
 //! `fingerprint`: one hash of a model's outputs.
 
-use crate::common::{Compute, Model};
+use crate::common::{Compute, Head, Model};
 use crate::failure::{Done, Result};
 use crate::output::Sink;
 
@@ -19,7 +19,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<Done> {
-    let model = args.compute.load_transformer(&args.model)?;
+    let model = args.compute.load_transformer(&args.model, Head::Auto)?;
     let hash = kin_infer::fingerprint(&model)?;
     let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut out = Sink::stdout();

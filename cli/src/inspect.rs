@@ -2,19 +2,23 @@
 
 use std::path::Path;
 
-use kin_infer::modules::{ModelFolder, Module};
-use kin_infer::tokenizer::{Window, window};
-use kin_infer::{BertConfig, BertModel, Embedder};
+use kin_infer::arch::{HeadChoice, HeadSpec};
+use kin_infer::modules::{ModelFolder, Module, Output, Task};
+use kin_infer::pooling::Pooler;
+use kin_infer::tokenizer::{TextTokenizer, Window, window};
+use kin_infer::{BertConfig, BertModel, InferError};
 use serde_json::{Map, Value, json};
 
-use crate::common::{Compute, Model};
+use crate::common::{Compute, Head, Model};
 use crate::failure::{Done, Result};
 use crate::output::Sink;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
 The model is loaded as for use, so that a model `inspect` describes is one that works; a model without a tokenizer is
-described too.
+described too. Each line is a name, a tab and what it says: the layers, embeddings, positions, norms, attention,
+feed-forward block and head; the longest sequence that the positions allow, and the window that texts are cut to with
+what set it; the modules after the transformer, the prompts, what a text becomes; tensors, memory, assumptions.
 
 Examples:
   kin-infer inspect models/all-MiniLM-L6-v2
@@ -23,6 +27,10 @@ pub struct Args {
     /// A folder with config.json beside the weights, or a hub id that lies in the local hub cache
     #[arg(value_name = "MODEL")]
     model: String,
+    /// Which head the model is loaded with. `auto` is the one that modules.json uses; without modules.json the classifier
+    /// or the decoder's, whichever config.json names
+    #[arg(long, value_enum, default_value_t = Head::Auto)]
+    head: Head,
     /// Name every tensor instead of counting them
     #[arg(long)]
     tensors: bool,
@@ -36,8 +44,12 @@ pub struct Args {
 struct Described {
     model_type: String,
     words: Vec<(&'static str, String)>,
+    /// What the folder makes of a text.
+    output: String,
     window: Window,
     modules: Vec<String>,
+    late: Vec<String>,
+    prompts: Vec<String>,
     used: Vec<String>,
     ignored: Vec<String>,
     file_bytes: u64,
@@ -47,7 +59,7 @@ struct Described {
 
 pub fn run(args: &Args) -> Result<Done> {
     let folder = Model { model: args.model.clone() }.folder()?;
-    let described = describe(&folder, &args.compute)?;
+    let described = describe(&folder, args)?;
     let mut out = Sink::stdout();
     if args.json {
         out.json(&described.json(args.tensors))?;
@@ -60,38 +72,80 @@ pub fn run(args: &Args) -> Result<Done> {
     Ok(Done::Whole)
 }
 
-fn describe(folder: &Path, compute: &Compute) -> Result<Described> {
-    let compute = compute.open()?;
+/// Loads what the folder's use needs, and says what it is.
+fn describe(folder: &Path, args: &Args) -> Result<Described> {
+    let compute = args.compute.open()?;
     let about = ModelFolder::read(folder)?;
     let dir = &about.transformer_dir;
     let config = BertConfig::from_folder(dir)?;
     let limit = config.effective_max_seq_len();
-    let found = window(dir, Some(limit))?.unwrap_or(Window { limit, source: "config.json".to_string() });
-    let has_tokenizer = ["tokenizer.json", "vocab.txt"].iter().any(|name| dir.join(name).is_file());
-    let with = |model: &BertModel, assumptions: Vec<String>| {
-        let modules = if about.assumed_pooling && model.labels() > 0 { &[] } else { &about.modules[..] };
-        let report = model.report();
-        Described {
-            model_type: model.config().model_type.clone(),
-            words: model.spec().words(),
-            window: found,
-            modules: modules.iter().map(module_words).collect(),
-            used: report.used.clone(),
-            ignored: report.ignored.clone(),
-            file_bytes: report.bytes,
-            weight_bytes: model.weight_bytes(),
-            assumptions,
-        }
+    let window = window(dir, Some(limit))?.unwrap_or(Window { limit, source: "config.json".to_string() });
+    let auto = match (about.task, about.assumed_pooling) {
+        (Task::FillMask, _) => HeadChoice::MaskedLm,
+        (_, true) => HeadChoice::Configured,
+        (_, false) => HeadChoice::Vectors,
     };
-    let (spec, _) = kin_infer::arch::describe(&config)?;
-    let classifies = spec.head != kin_infer::arch::HeadSpec::None;
-    if has_tokenizer && !(classifies && about.assumed_pooling) {
-        let embedder = Embedder::load_with_compute(folder, compute)?;
-        return Ok(with(embedder.model(), embedder.assumptions()));
+    let model = BertModel::load_with_head(dir, config, compute, args.head.choice(auto))?;
+    args.head.check(&model)?;
+    let headless = matches!(model.spec().head, HeadSpec::None);
+    // Nothing is assumed of a head's folder: its scores are the output.
+    let modules = if about.assumed_pooling && !headless { &[][..] } else { &about.modules };
+    let mut assumptions = Vec::new();
+    if headless && about.output() != Output::Sparse {
+        Pooler::load(modules, model.spec().hidden_size, model.compute())?;
+        if about.assumed_pooling {
+            assumptions.push("no modules.json: token vectors are averaged and the mean is L2-normalised".to_string());
+        }
     }
-    let model = BertModel::load_with_compute(dir, config, compute)?;
-    let without = "no tokenizer: the model takes token ids only".to_string();
-    Ok(with(&model, if has_tokenizer { Vec::new() } else { vec![without] }))
+    if !has_tokenizer(dir)? {
+        assumptions.push("no tokenizer: the model takes token ids only".to_string());
+    }
+    let report = model.report();
+    Ok(Described {
+        model_type: model.config().model_type.clone(),
+        words: model.spec().words(),
+        output: output_words(&model, &about, modules),
+        window,
+        modules: modules.iter().map(module_words).collect(),
+        late: late_words(&about),
+        prompts: prompt_words(&about),
+        used: report.used.clone(),
+        ignored: report.ignored.clone(),
+        file_bytes: report.bytes,
+        weight_bytes: model.weight_bytes(),
+        assumptions,
+    })
+}
+
+/// Whether there is one; one that is malformed fails.
+fn has_tokenizer(dir: &Path) -> Result<bool> {
+    match TextTokenizer::from_folder(dir) {
+        Ok(_) => Ok(true),
+        Err(InferError::ModelError { file, .. }) if file == dir => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}
+
+fn output_words(model: &BertModel, about: &ModelFolder, modules: &[Module]) -> String {
+    let spec = model.spec();
+    let pooled = || match Pooler::load(modules, spec.hidden_size, model.compute()) {
+        Ok(pooler) if pooler.pools() => pooler.dimension(),
+        Ok(pooler) => pooler.token_dimension(),
+        Err(_) => spec.hidden_size,
+    };
+    match (about.output(), spec.head) {
+        (_, HeadSpec::Classifier { labels, .. }) => format!("{labels} score(s) a text or pair"),
+        (Output::Sparse, _) => format!("a sparse vector of {} entries a text", spec.embedding.vocab_size),
+        (_, HeadSpec::MaskedLm { .. } | HeadSpec::CausalLm { .. }) => {
+            format!("{} scores a token", spec.embedding.vocab_size)
+        }
+        (Output::TokenVectors, _) => format!("a vector of {} values a token", pooled()),
+        _ => {
+            let whole = pooled();
+            let cut = about.truncate_dim.filter(|d| *d < whole).map(|d| format!(", cut to {d}"));
+            format!("a vector of {whole} values a text{}", cut.unwrap_or_default())
+        }
+    }
 }
 
 fn module_words(module: &Module) -> String {
@@ -107,9 +161,46 @@ fn module_words(module: &Module) -> String {
         }
         Module::LayerNorm(n) => format!("LayerNorm over {}", n.dimension),
         Module::Normalize => "normalise to length 1".to_string(),
-        Module::TokenFilter(f) => format!("token filter: {} tokens left out", f.skipped.len()),
-        Module::Splade(_) => "SPLADE".to_string(),
+        Module::TokenFilter(f) => {
+            let of = match (f.of_queries, f.of_documents) {
+                (true, true) => "queries and documents",
+                (true, false) => "queries",
+                (false, true) => "documents",
+                (false, false) => "nothing",
+            };
+            let only =
+                f.only.as_ref().map_or(String::new(), |ids| format!(", only {} token ids of documents", ids.len()));
+            format!("token filter: {} tokens left out of {of}{only}", f.skipped.len())
+        }
+        Module::Splade(p) => {
+            let weight = if p.twice { "log(1 + log(1 + relu(score)))" } else { "log(1 + relu(score))" };
+            let over = if p.sum { "sum" } else { "maximum" };
+            format!("SPLADE: {over} over the tokens of {weight}")
+        }
     }
+}
+
+/// What late interaction is told of queries and documents.
+fn late_words(about: &ModelFolder) -> Vec<String> {
+    let late = &about.late;
+    let length = |of: &str, n: Option<usize>| n.map(|n| format!("{of} of at most {n} tokens"));
+    let expansion = late.expansion.as_ref().map(|e| {
+        let attend = if e.attend { "" } else { ", which the others do not attend to (refused)" };
+        format!("queries filled up to {} tokens{attend}", e.length)
+    });
+    [length("queries", late.query_length), length("documents", late.document_length), expansion]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn prompt_words(about: &ModelFolder) -> Vec<String> {
+    let default = about.default_prompt_name.as_deref();
+    let line = |(name, text): (&String, &String)| {
+        let usual = if default == Some(name) { " (the default)" } else { "" };
+        format!("{name}{usual}: {text:?}")
+    };
+    about.prompts.iter().map(line).collect()
 }
 
 impl Described {
@@ -118,6 +209,9 @@ impl Described {
         lines.extend(self.words.iter().map(|(name, value)| (*name, value.clone())));
         lines.push(("window", format!("{} tokens: {}", self.window.limit, self.window.source)));
         lines.extend(self.modules.iter().map(|words| ("module", words.clone())));
+        lines.extend(self.late.iter().map(|words| ("late interaction", words.clone())));
+        lines.extend(self.prompts.iter().map(|words| ("prompt", words.clone())));
+        lines.push(("output", self.output.clone()));
         lines.push(("tensors used", self.used.len().to_string()));
         lines.push(("tensors ignored", self.ignored.len().to_string()));
         if tensors {
@@ -141,6 +235,9 @@ impl Described {
             "spec": words,
             "window": {"tokens": self.window.limit, "source": self.window.source},
             "modules": self.modules,
+            "late_interaction": self.late,
+            "prompts": self.prompts,
+            "output": self.output,
             "tensors_used": names(&self.used),
             "tensors_ignored": names(&self.ignored),
             "parameter_bytes": self.file_bytes,

@@ -6,6 +6,7 @@ mod common;
 mod devices;
 mod download;
 mod embed;
+mod encoder;
 mod failure;
 mod fingerprint;
 mod forward;
@@ -15,7 +16,10 @@ mod npy;
 mod output;
 mod progress;
 mod rerank;
+mod rows;
 mod search;
+mod stored;
+mod tensors;
 
 use std::process::ExitCode;
 
@@ -43,7 +47,7 @@ Examples:
 
 #[derive(Subcommand)]
 enum Command {
-    /// Turn texts into vectors
+    /// Turn texts into vectors: one a text, one a token, or sparse
     Embed(embed::Args),
     /// Find the nearest of stored vectors to a query
     Search(search::Args),

@@ -1,4 +1,4 @@
-//! NumPy's array file, for float32 matrices in C order (numpy.lib.format).
+//! NumPy's array file, for float32 matrices in C order and int64 lists (numpy.lib.format).
 
 use std::io::Read;
 
@@ -8,7 +8,16 @@ const HEADER: usize = 128;
 
 /// The header of a [rows, cols] matrix, version 1.0.
 pub fn header(rows: usize, cols: usize) -> Vec<u8> {
-    let dictionary = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {cols}), }}");
+    header_of("<f4", &format!("{rows}, {cols}"))
+}
+
+/// The header of a list of `len` int64 numbers, version 1.0.
+pub fn list_header(len: usize) -> Vec<u8> {
+    header_of("<i8", &format!("{len},"))
+}
+
+fn header_of(kind: &str, shape: &str) -> Vec<u8> {
+    let dictionary = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape}), }}");
     let fixed = MAGIC.len() + 4;
     let mut bytes = [MAGIC, &[1, 0], &((HEADER - fixed) as u16).to_le_bytes()].concat();
     bytes.extend(dictionary.as_bytes());
@@ -19,6 +28,21 @@ pub fn header(rows: usize, cols: usize) -> Vec<u8> {
 
 /// Reads a header up to the first value and gives (rows, cols), or says what is not as it has to be.
 pub fn read_header(reader: &mut impl Read) -> Result<(usize, usize), String> {
+    match read_shape(reader, "<f4", "a float32 matrix in C order")?[..] {
+        [rows, cols] => Ok((rows, cols)),
+        ref shape => Err(format!("expected a float32 matrix in C order, found {} dimensions", shape.len())),
+    }
+}
+
+/// As [`read_header`], for a list of int64 numbers: how many.
+pub fn read_list_header(reader: &mut impl Read) -> Result<usize, String> {
+    match read_shape(reader, "<i8", "a list of int64 numbers")?[..] {
+        [len] => Ok(len),
+        ref shape => Err(format!("expected a list of int64 numbers, found {} dimensions", shape.len())),
+    }
+}
+
+fn read_shape(reader: &mut impl Read, kind: &str, what: &str) -> Result<Vec<usize>, String> {
     let mut take = |len: usize| {
         let mut bytes = vec![0; len];
         reader.read_exact(&mut bytes).map(|()| bytes).map_err(|e| format!("no NumPy header: {e}"))
@@ -36,16 +60,12 @@ pub fn read_header(reader: &mut impl Read) -> Result<(usize, usize), String> {
         return Err(format!("a NumPy header of {len} bytes"));
     }
     let text = String::from_utf8_lossy(&take(len)?).replace(' ', "");
-    let expected = || format!("expected a float32 matrix in C order, found {}", text.trim());
-    if !text.contains("'descr':'<f4'") || !text.contains("'fortran_order':False") {
+    let expected = || format!("expected {what}, found {}", text.trim());
+    if !text.contains(&format!("'descr':'{kind}'")) || !text.contains("'fortran_order':False") {
         return Err(expected());
     }
     let shape = text.split_once("'shape':(").and_then(|(_, rest)| rest.split_once(')')).ok_or_else(expected)?.0;
-    let sizes: Vec<usize> = shape.split(',').filter_map(|n| n.parse().ok()).collect();
-    match sizes[..] {
-        [rows, cols] => Ok((rows, cols)),
-        _ => Err(expected()),
-    }
+    shape.split(',').filter(|n| !n.is_empty()).map(|n| n.parse().map_err(|_| expected())).collect()
 }
 
 #[cfg(test)]
@@ -58,7 +78,9 @@ mod tests {
             let bytes = header(shape.0, shape.1);
             assert_eq!(bytes.len() % 64, 0);
             assert_eq!(read_header(&mut &bytes[..]), Ok(shape));
+            assert!(read_list_header(&mut &bytes[..]).unwrap_err().contains("int64"));
         }
+        assert_eq!(read_list_header(&mut &list_header(11)[..]), Ok(11));
     }
 
     #[test]

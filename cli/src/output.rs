@@ -6,19 +6,8 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use serde_json::Value;
 
 use crate::failure::{Failure, Result};
-use crate::npy;
-
-/// How vectors are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// {"id": ..., "embedding": [...]} a line
-    Jsonl,
-    /// A float32 array [n, dimensions] for numpy.load, and the ids in FILE.ids
-    Npy,
-}
 
 /// How results for people or programs are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -125,7 +114,7 @@ impl Sink {
         }
     }
 
-    fn rewrite_start(&mut self, bytes: &[u8]) -> Result<()> {
+    pub fn rewrite_start(&mut self, bytes: &[u8]) -> Result<()> {
         self.flush()?;
         if let Self::File(writer, pending) = self {
             let at_start = writer.seek(SeekFrom::Start(0)).and_then(|_| writer.write_all(bytes));
@@ -141,64 +130,6 @@ impl Sink {
                 _ => Failure::io(Path::new("stdout"), &e),
             }),
             Self::File(out, pending) => write(out).map_err(|e| Failure::io(pending.partial(), &e)),
-        }
-    }
-}
-
-/// Vectors with their ids.
-pub enum VectorWriter {
-    Jsonl(Sink),
-    Npy { array: Sink, ids: Sink, rows: usize },
-}
-
-#[derive(Serialize)]
-struct Line<'a> {
-    id: &'a Value,
-    embedding: &'a [f32],
-}
-
-impl VectorWriter {
-    pub fn open(format: Format, output: Option<&Path>) -> Result<Self> {
-        match (format, output.filter(|p| *p != Path::new("-"))) {
-            (Format::Jsonl, None) => Ok(Self::Jsonl(Sink::stdout())),
-            (Format::Jsonl, Some(path)) => Ok(Self::Jsonl(Sink::file(path)?)),
-            (Format::Npy, None) => Err(Failure::Usage("--format npy needs --output FILE".to_string())),
-            (Format::Npy, Some(path)) => {
-                let mut array = Sink::file(path)?;
-                array.put(&npy::header(0, 0))?;
-                Ok(Self::Npy { array, ids: Sink::file(&with_suffix(path, ".ids"))?, rows: 0 })
-            }
-        }
-    }
-
-    pub fn write(&mut self, id: &Value, embedding: &[f32]) -> Result<()> {
-        match self {
-            Self::Jsonl(sink) => sink.json(&Line { id, embedding }),
-            Self::Npy { array, ids, rows } => {
-                *rows += 1;
-                ids.json(id)?;
-                let bytes: Vec<u8> = embedding.iter().flat_map(|v| v.to_le_bytes()).collect();
-                array.put(&bytes)
-            }
-        }
-    }
-
-    /// A window is complete: a reader of stdout sees it now.
-    pub fn flush(&mut self) -> Result<()> {
-        match self {
-            Self::Jsonl(sink) => sink.flush(),
-            Self::Npy { .. } => Ok(()),
-        }
-    }
-
-    pub fn commit(self, dimension: usize) -> Result<()> {
-        match self {
-            Self::Jsonl(sink) => sink.commit(),
-            Self::Npy { mut array, ids, rows } => {
-                array.rewrite_start(&npy::header(rows, dimension))?;
-                ids.commit()?;
-                array.commit()
-            }
         }
     }
 }

@@ -3,8 +3,11 @@
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use kin_infer::tokenizer::Window;
+use serde_json::Value;
 
 use crate::common::{Compute, tell};
+use crate::input::id_field;
 
 /// Counts texts. Shows itself only where stderr is a terminal and not with `--quiet`.
 pub struct Progress {
@@ -67,5 +70,22 @@ impl Progress {
 
     fn rate(&self) -> f64 {
         self.items as f64 / self.start.elapsed().as_secs_f64().max(1e-9)
+    }
+}
+
+/// Counts what was cut to the window, and tells of the first.
+#[derive(Default)]
+pub struct Cut {
+    pub count: usize,
+}
+
+impl Cut {
+    /// One of `what` was cut.
+    pub fn tell(&mut self, progress: &Progress, what: &str, window: &Window, id: &Value) {
+        if self.count == 0 {
+            let rule = format!("{what} longer than {} tokens ({}) are cut", window.limit, window.source);
+            progress.note(&format!("note: {rule}, the first is id {}", id_field(id)));
+        }
+        self.count += 1;
     }
 }

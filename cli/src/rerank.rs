@@ -1,23 +1,25 @@
 //! `rerank`: a cross-encoder's scores of documents for a query.
 
 use kin_infer::Reranker;
+use kin_infer::embedder::Counted;
 use serde_json::{Value, json};
 
 use crate::common::{Compute, Model};
 use crate::failure::{Done, Result, item_detail};
 use crate::input::{InputArgs, Item, Items, field, id_field};
 use crate::output::{ListFormat, Sink};
-use crate::progress::Progress;
+use crate::progress::{Cut, Progress};
 
 #[derive(clap::Args)]
 #[command(after_help = "\
 Scores are the model's raw outputs, before any sigmoid or softmax; the order is the same. Equal scores keep the order of
-the documents. Of a pair too long for the model, the longer text is cut. A document that fails is reported on stderr
-with its id and left out; the exit code is then 1.
+the documents. Of a pair too long for the model, the longer text is cut: stderr tells how many pairs were, --counts which. A
+document that fails is reported on stderr with its id and left out; the exit code is then 1.
 
 Examples:
   kin-infer rerank --model M --query \"open a file\" \"File::open(path)\" \"socket.close()\"
-  kin-infer rerank --model M --query \"open a file\" --input candidates.jsonl --format json | head -3")]
+  kin-infer rerank --model M --query \"open a file\" --input candidates.jsonl --format json | head -3
+  kin-infer rerank --model M --query \"open a file\" --input candidates.jsonl --format json --counts")]
 pub struct Args {
     #[command(flatten)]
     model: Model,
@@ -31,6 +33,10 @@ pub struct Args {
     /// in "scores"
     #[arg(long, value_enum, default_value_t = ListFormat::Text)]
     format: ListFormat,
+    /// Add to each result the number of tokens of its pair and whether the pair was cut: "token_count" and "truncated",
+    /// or two fields before the document's first line
+    #[arg(long)]
+    counts: bool,
     #[command(flatten)]
     compute: Compute,
     /// Documents to score; one that starts with `-` goes after `--`
@@ -41,6 +47,8 @@ pub struct Args {
 struct Scored {
     id: Value,
     scores: Vec<f32>,
+    tokens: usize,
+    truncated: bool,
     first_line: String,
 }
 
@@ -53,7 +61,7 @@ pub fn run(mut args: Args) -> Result<Done> {
     }
     let mut progress = Progress::new(&args.compute, items.total_bytes);
     let mut ranked = Vec::new();
-    let mut failed = 0;
+    let (mut failed, mut cut) = (0, Cut::default());
     loop {
         let window = items.window()?;
         if window.is_empty() {
@@ -64,13 +72,16 @@ pub fn run(mut args: Args) -> Result<Done> {
         bad.into_iter().filter_map(std::result::Result::err).for_each(|line| progress.error(&line.0));
         let good: Vec<Item> = good.into_iter().flatten().collect();
         let texts: Vec<&str> = good.iter().map(|i| i.text.as_str()).collect();
-        let scores = reranker.score(&args.query, &texts);
+        let scores = reranker.score_counted(&args.query, &texts);
         let before = ranked.len();
         for (Item { id, text }, scores) in good.into_iter().zip(scores) {
             match scores {
-                Ok(scores) => {
+                Ok(Counted { value: scores, tokens, truncated }) => {
+                    if truncated {
+                        cut.tell(&progress, "pairs", reranker.window(), &id);
+                    }
                     let first_line = field(text.lines().next().unwrap_or_default());
-                    ranked.push(Scored { id, scores, first_line });
+                    ranked.push(Scored { id, scores, tokens, truncated, first_line });
                 }
                 Err(e) => {
                     failed += 1;
@@ -81,21 +92,30 @@ pub fn run(mut args: Args) -> Result<Done> {
         progress.advance(ranked.len() - before, items.read_bytes);
     }
     ranked.sort_by(|a, b| b.scores[0].total_cmp(&a.scores[0]));
-    let rest = if failed == 0 { String::new() } else { format!(", {failed} failed") };
-    progress.finish("scored", &rest);
-    print(&ranked, args.format)?;
+    let part = |n: usize, what: &str| if n == 0 { String::new() } else { format!(", {n} {what}") };
+    progress.finish("scored", &format!("{}{}", part(cut.count, "cut to the window"), part(failed, "failed")));
+    print(&ranked, &args)?;
     Ok(Done::with_failures(failed))
 }
 
-fn print(ranked: &[Scored], format: ListFormat) -> Result<()> {
+fn print(ranked: &[Scored], args: &Args) -> Result<()> {
     let mut out = Sink::stdout();
-    for Scored { id, scores, first_line } in ranked {
+    for Scored { id, scores, tokens, truncated, first_line } in ranked {
         let score = scores[0];
-        match format {
-            ListFormat::Text => out.line(&format!("{score}\t{}\t{first_line}", id_field(id)))?,
-            ListFormat::Json if scores.len() == 1 => out.json(&json!({"id": id, "score": score}))?,
-            ListFormat::Json => out.json(&json!({"id": id, "score": score, "scores": scores}))?,
+        if args.format == ListFormat::Text {
+            let counts = if args.counts { format!("{tokens}\t{truncated}\t") } else { String::new() };
+            out.line(&format!("{score}\t{}\t{counts}{first_line}", id_field(id)))?;
+            continue;
         }
+        let mut row = json!({"id": id, "score": score});
+        if scores.len() > 1 {
+            row["scores"] = json!(scores);
+        }
+        if args.counts {
+            row["token_count"] = json!(tokens);
+            row["truncated"] = json!(truncated);
+        }
+        out.json(&row)?;
     }
     out.commit()
 }

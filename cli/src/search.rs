@@ -1,27 +1,32 @@
 //! `search`: the stored vectors nearest to a query.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::io::BufReader;
+use std::path::PathBuf;
 
-use kin_infer::{EmbedOptions, Embedder, Prompt, dot_product};
-use serde::Deserialize;
+use kin_infer::dot_product;
+use kin_infer::embedder::max_sim;
 use serde_json::{Value, json};
 
-use crate::common::{Compute, Model};
+use crate::common::{Compute, Model, Pooling};
+use crate::encoder::{Encoded, Encoder, Kind, Plan, Request};
 use crate::failure::{Done, Failure, Result};
-use crate::input::{checked_id, id_field};
-use crate::npy;
-use crate::output::{ListFormat, Sink, with_suffix};
+use crate::input::id_field;
+use crate::output::{ListFormat, Sink};
+use crate::stored::{Vectors, read_jsonl, read_npy};
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-The score is the dot product: of vectors of length 1 (what most models give) their cosine similarity. Equal scores keep
-the order of the file. The file is read as a stream, so it may be larger than memory.
+The score of one vector a text is the dot product: of vectors of length 1 (what most models give) their cosine
+similarity. Of one vector a token it is MaxSim: the sum over the query's vectors of the largest dot product with one of
+the document's. Of sparse vectors it is the dot product over the indices both have. Equal scores keep the order of the
+file. The file is read as a stream, so it may be larger than memory.
 
 Examples:
   kin-infer embed  --model M --input docs.jsonl --output docs.npy
-  kin-infer search --model M --embeddings docs.npy --top 3 \"how do I open a file?\"")]
+  kin-infer search --model M --embeddings docs.npy --top 3 \"how do I open a file?\"
+  kin-infer embed  --model SPLADE --input docs.jsonl --output docs.sparse.jsonl
+  kin-infer search --model SPLADE --embeddings docs.sparse.jsonl \"how do I open a file?\"")]
 pub struct Args {
     /// Vectors that `embed` wrote: JSON lines, or an .npy file with its ids in FILE.ids. They have to be of the same
     /// model, or the scores mean nothing
@@ -32,6 +37,12 @@ pub struct Args {
     /// Print the K best
     #[arg(long, value_name = "K", default_value_t = 5)]
     top: usize,
+    /// What the query becomes, if the stored vectors were made with `embed --pooling`
+    #[arg(long, value_enum, value_name = "POOLING")]
+    pooling: Option<Pooling>,
+    /// Give the query's vectors length 1, if the stored ones were made with `embed --normalize`
+    #[arg(long)]
+    normalize: bool,
     /// Length of the stored vectors, if they were made with `embed --dimensions`
     #[arg(long, value_name = "N")]
     dimensions: Option<usize>,
@@ -46,17 +57,21 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<Done> {
     let file = File::open(&args.embeddings).map_err(|e| Failure::io(&args.embeddings, &e))?;
-    let compute = args.compute.open()?;
-    let embedder = Embedder::load_with_compute(&args.model.folder()?, compute)?;
-    for assumption in embedder.assumptions() {
-        args.compute.note(&format!("note: {assumption}"));
+    let plan = Plan::new(&args.model.folder()?, args.pooling)?;
+    if args.dimensions.is_some() && plan.kind != Kind::Vector {
+        return Err(Failure::Usage(format!("--dimensions is for one vector a text; this makes {}", plan.kind.words())));
     }
-    let mut best = Best { query: embed_query(&embedder, args)?, top: args.top, kept: Vec::new() };
+    if args.normalize && plan.kind == Kind::Sparse {
+        return Err(Failure::Usage("--normalize is for dense vectors; this makes sparse vectors".to_string()));
+    }
+    let encoder = plan.load(args.compute.open()?)?;
+    encoder.assumptions().iter().for_each(|assumed| args.compute.note(&format!("note: {assumed}")));
+    let mut best = Best { query: query(&encoder, args)?, top: args.top, kept: Vec::new() };
     let reader = BufReader::with_capacity(1 << 16, file);
-    let at = |why: String| Failure::Failed(format!("{}: {why}", args.embeddings.display()));
     if args.embeddings.extension().is_some_and(|e| e == "npy") {
         read_npy(reader, &args.embeddings, &mut best)?;
     } else {
+        let at = |why: String| Failure::Failed(format!("{}: {why}", args.embeddings.display()));
         read_jsonl(reader, &mut best).map_err(at)?;
     }
     let mut out = Sink::stdout();
@@ -70,34 +85,47 @@ pub fn run(args: &Args) -> Result<Done> {
     Ok(Done::Whole)
 }
 
-fn embed_query(embedder: &Embedder, args: &Args) -> Result<Vec<f32>> {
-    if args.dimensions.is_none() {
-        return Ok(embedder.embed_query(&args.query)?);
-    }
-    let known = embedder.folder().prompts.contains_key("query");
-    let prompt = if known { Prompt::Named("query".to_string()) } else { Prompt::Default };
-    let options = EmbedOptions { prompt, dimensions: args.dimensions };
-    Ok(embedder.embed_with(&[&args.query], &options)?.swap_remove(0))
+fn query(encoder: &Encoder, args: &Args) -> Result<Vectors> {
+    let request = Request { dimensions: args.dimensions, normalize: args.normalize, ..encoder.query() };
+    let row = encoder.encode(&[&args.query], &request)?.swap_remove(0)?;
+    Ok(match row.value {
+        Encoded::Vector(values) => Vectors::One(values),
+        Encoded::Tokens(tokens) => Vectors::Many { values: tokens.vectors, dimension: encoder.dimension() },
+        Encoded::Sparse(vector) => Vectors::Sparse(vector),
+    })
 }
 
 /// The best so far, best first.
-struct Best {
-    query: Vec<f32>,
+pub struct Best {
+    query: Vectors,
     top: usize,
     kept: Vec<(f32, Value)>,
 }
 
 impl Best {
-    fn offer(&mut self, vector: &[f32], id: impl FnOnce() -> Value) -> std::result::Result<(), String> {
-        let wanted = self.query.len();
-        if vector.len() != wanted {
-            let found = vector.len();
-            return Err(format!(
-                "a vector of {found} dimensions, but the query has {wanted}: made by another model, or with \
-                 `embed --dimensions {found}`, which this command takes too"
-            ));
-        }
-        let score = dot_product(&self.query, vector);
+    pub fn query(&self) -> &Vectors {
+        &self.query
+    }
+
+    /// Scores a document's vectors, and keeps them if they are among the best.
+    pub fn offer(&mut self, document: &Vectors, id: impl FnOnce() -> Value) -> std::result::Result<(), String> {
+        let score = match (&self.query, document) {
+            (Vectors::One(query), Vectors::One(values)) => {
+                self.expect(query.len(), values.len())?;
+                dot_product(query, values)
+            }
+            (Vectors::Many { values: query, dimension }, Vectors::Many { values, dimension: found }) => {
+                if !values.is_empty() {
+                    self.expect(*dimension, *found)?;
+                }
+                max_sim(query, values, *dimension)
+            }
+            (Vectors::Sparse(query), Vectors::Sparse(vector)) => query.dot(vector),
+            (query, found) => {
+                let rule = "--pooling makes the query what the stored texts were made";
+                return Err(format!("{}, but the query became {}; {rule}", found.words(), query.words()));
+            }
+        };
         if !score.is_finite() {
             return Err("a value that is not finite".to_string());
         }
@@ -108,51 +136,14 @@ impl Best {
         }
         Ok(())
     }
-}
 
-#[derive(Deserialize)]
-struct Line {
-    id: Value,
-    embedding: Vec<f32>,
-}
-
-fn read_jsonl(reader: impl BufRead, best: &mut Best) -> std::result::Result<(), String> {
-    for (i, line) in reader.lines().enumerate() {
-        let at = |why: String| format!("line {}: {why}", i + 1);
-        let line = line.map_err(|e| at(e.to_string()))?;
-        if line.trim().is_empty() {
-            continue;
+    fn expect(&self, wanted: usize, found: usize) -> std::result::Result<(), String> {
+        if found == wanted {
+            return Ok(());
         }
-        let Line { id, embedding } = serde_json::from_str(&line)
-            .map_err(|e| at(format!("expected {{\"id\": ..., \"embedding\": [...]}}: {e}")))?;
-        let id = checked_id(id).map_err(at)?;
-        best.offer(&embedding, || id).map_err(at)?;
+        Err(format!(
+            "a vector of {found} dimensions, but the query has {wanted}: made by another model, or with \
+             `embed --dimensions {found}`, which this command takes too"
+        ))
     }
-    Ok(())
-}
-
-fn read_npy(mut reader: impl Read, path: &Path, best: &mut Best) -> Result<()> {
-    let at = |why: String| Failure::Failed(format!("{}: {why}", path.display()));
-    let (rows, cols) = npy::read_header(&mut reader).map_err(at)?;
-    let ids_path = with_suffix(path, ".ids");
-    let ids_file = File::open(&ids_path).map_err(|e| Failure::io(&ids_path, &e))?;
-    let mut ids = BufReader::new(ids_file).lines();
-    let bad_ids = |row: usize, why: &str| Failure::Failed(format!("{}: line {}: {why}", ids_path.display(), row + 1));
-    // The shape is the file's word: nothing is allocated by it before it is compared.
-    if rows > 0 && cols != best.query.len() {
-        best.offer(&vec![0.0; cols.min(1 << 20)], || Value::Null).map_err(at)?;
-    }
-    let mut bytes = vec![0; best.query.len() * 4];
-    for row in 0..rows {
-        reader.read_exact(&mut bytes).map_err(|e| at(format!("row {row} of {rows}: {e}")))?;
-        let vector: Vec<f32> = bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        let line = ids.next().ok_or_else(|| bad_ids(row, "missing; the array has more rows"))?;
-        let line = line.map_err(|e| Failure::io(&ids_path, &e))?;
-        let id: Value = serde_json::from_str(&line).map_err(|e| bad_ids(row, &e.to_string()))?;
-        best.offer(&vector, || id).map_err(|why| at(format!("row {row}: {why}")))?;
-    }
-    if ids.next().is_some() {
-        return Err(bad_ids(rows, &format!("one id too many; the array has {rows} rows")));
-    }
-    Ok(())
 }

@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use kin_infer::ModelArchitecture;
 use serde_json::{Value, json};
 
 #[test]
@@ -30,6 +31,74 @@ fn forward_gives_the_reference() {
         }
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 2, "no partial file is left");
     }
+}
+
+/// The first fixture of each family this build knows, by name, that `fits`.
+fn one_a_family(fits: impl Fn(&str) -> bool) -> Vec<String> {
+    let mut names: Vec<String> =
+        std::fs::read_dir(fixture("")).unwrap().flatten().filter_map(|e| e.file_name().into_string().ok()).collect();
+    names.sort();
+    let mut seen = std::collections::BTreeSet::new();
+    let family = |name: &str| -> Option<String> {
+        let text = std::fs::read_to_string(fixture(name).join("config.json")).ok()?;
+        let config: Value = serde_json::from_str(&text).unwrap();
+        Some(config["model_type"].as_str()?.to_string())
+    };
+    let known = |family: &String| ModelArchitecture::ALL.iter().any(|(name, _)| name == family);
+    names.retain(|name| fits(name) && family(name).filter(known).is_some_and(|f| seen.insert(f)));
+    names
+}
+
+/// Runs `forward` on a fixture's sequences that have a tensor `seq.<i>.<part>`, and gives their numbers in the fixture.
+fn forward(name: &str, part: &str, more: &[&str]) -> (std::path::PathBuf, Vec<usize>) {
+    let folder = scratch(&format!("forward-{name}-{part}"));
+    let (tokens, out) = (folder.join("tokens.json"), folder.join("out.safetensors"));
+    let some: Vec<usize> = (0..10).filter(|i| expected(name, &format!("seq.{i}.{part}")).is_some()).collect();
+    let all = |part: &str| some.iter().map(|i| ids(name, &format!("input.{i}.{part}"))).collect::<Option<Vec<_>>>();
+    std::fs::write(&tokens, json!({"sequences": all("ids").unwrap(), "type_ids": all("types")}).to_string()).unwrap();
+    let model = fixture(name).display().to_string();
+    let (tokens, output) = (tokens.display().to_string(), out.display().to_string());
+    run(&[&["forward", "--model", &model, "--tokens", &tokens, "--output", &output], more].concat()).expect(0);
+    (out, some)
+}
+
+#[test]
+fn forward_works_for_every_family() {
+    let names = one_a_family(|name| expected_file(name) && !name.starts_with("st-"));
+    assert!(names.len() >= 14, "{names:?}");
+    for name in names {
+        let (out, some) = forward(&name, "hidden", &[]);
+        assert!(!some.is_empty(), "{name}");
+        for (at, i) in some.iter().enumerate() {
+            let (_, hidden) = tensor(&out, &format!("hidden.{at}")).unwrap();
+            assert_close(&format!("{name} hidden.{i}"), hidden, &expected(&name, &format!("seq.{i}.hidden")).unwrap());
+            assert!(tensor(&out, &format!("logits.{at}")).is_none());
+        }
+    }
+}
+
+#[test]
+fn forward_writes_a_masked_language_models_scores() {
+    for name in ["distilbert-mlm", "roberta-mlm", "modernbert-mlm"] {
+        let (out, some) = forward(name, "mlm", &["--head", "masked-lm"]);
+        assert!(some.len() >= 2, "{name}");
+        for (at, i) in some.iter().enumerate() {
+            let (shape, logits) = tensor(&out, &format!("logits.{at}")).unwrap();
+            assert_eq!(shape[0], tensor(&out, &format!("hidden.{at}")).unwrap().0[0]);
+            assert_close(&format!("{name} logits.{i}"), logits, &expected(name, &format!("seq.{i}.mlm")).unwrap());
+        }
+    }
+    let folder = scratch("forward-headless");
+    let tokens = folder.join("tokens.json");
+    std::fs::write(&tokens, "{\"sequences\": [[1]]}").unwrap();
+    let (tokens, out) = (tokens.display().to_string(), folder.join("out").display().to_string());
+    let model = fixture("bert-base").display().to_string();
+    for (head, message) in [("masked-lm", "cls.predictions"), ("causal-lm", "ForCausalLM")] {
+        let arguments = ["forward", "--model", &model, "--tokens", &tokens, "--output", &out, "--head", head];
+        let ran = run(&arguments).expect(1);
+        assert!(ran.stderr.contains(message), "{}", ran.stderr);
+    }
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
 }
 
 #[test]
@@ -137,6 +206,61 @@ fn devices_and_environment_are_listed() {
     assert_eq!(by_name("KIN_INFER_FORCE_CPU")["value"], Value::Null);
     let text = run(&["env"]).expect(0).stdout;
     assert!(lines.iter().all(|l| text.contains(l["purpose"].as_str().unwrap())));
+}
+
+/// One fixture of each family, and every sentence-transformers folder: all aspects of it are told.
+#[test]
+fn inspect_describes_every_family() {
+    let refused = ["deberta-talking", "gte-logn", "gte-logn-clip"];
+    let mut names = one_a_family(|name| expected_file(name) && !refused.contains(&name));
+    names.extend(["st-splade", "st-splade-top", "st-colbert", "st-pylate", "distilbert-mlm"].map(str::to_string));
+    assert!(names.len() >= 20, "{names:?}");
+    for name in names {
+        let ran = run(&["inspect", &fixture(&name).display().to_string()]).expect(0);
+        let told: Vec<(&str, &str)> = ran.stdout.lines().map(|l| l.split_once('\t').unwrap()).collect();
+        for aspect in [
+            "model_type",
+            "layers",
+            "embedding",
+            "positions",
+            "norm",
+            "attention",
+            "feed-forward",
+            "head",
+            "longest sequence",
+            "window",
+            "output",
+            "tensors used",
+            "tensors ignored",
+            "checkpoint",
+            "memory",
+        ] {
+            assert!(
+                told.iter().any(|(n, words)| *n == aspect && !words.is_empty()),
+                "{name}: {aspect}\n{}",
+                ran.stdout
+            );
+        }
+    }
+    let words = |name: &str, more: &[&str]| {
+        let model = fixture(name).display().to_string();
+        run(&[&["inspect", &model], more].concat()).expect(0).stdout
+    };
+    let splade = words("st-splade", &[]);
+    assert!(splade.contains("module\tSPLADE: sum over the tokens of log(1 + log(1 + relu(score)))"), "{splade}");
+    assert!(splade.contains("output\ta sparse vector of 160 entries a text"), "{splade}");
+    let colbert = words("st-colbert", &[]);
+    for line in [
+        "module\ttoken filter: 4 tokens left out of documents",
+        "late interaction\tqueries filled up to 14 tokens",
+        "late interaction\tdocuments of at most 30 tokens",
+        "prompt\tquery: \"query: \"",
+        "output\ta vector of 12 values a token",
+    ] {
+        assert!(colbert.contains(line), "{line}: {colbert}");
+    }
+    assert!(words("distilbert-mlm", &[]).contains("head\tnone"));
+    assert!(words("distilbert-mlm", &["--head", "masked-lm"]).contains("head\tmasked language model"));
 }
 
 /// Every option says what it does, and every command shows how it is used.

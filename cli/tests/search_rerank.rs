@@ -120,6 +120,20 @@ fn rerank_sorts_by_the_scores_of_the_pairs() {
                 assert_eq!(floats(&line["scores"]), scores[i].iter().map(|s| *s as f32).collect::<Vec<_>>());
             }
         }
+        // [CLS] a [SEP] and [SEP] leave the window of 40 positions 36 letters.
+        let (fits, longer) = ("b ".repeat(36), "b ".repeat(37));
+        let arguments =
+            ["rerank", "--model", &model, "--query", "a", "--counts", "--format", "json", &fits, &longer, "z"];
+        let ran = run(&arguments).expect(0);
+        let mut rows = ran.json();
+        rows.sort_by_key(|row| row["id"].as_str().unwrap().to_string());
+        let counts: Vec<_> = rows.iter().map(|row| (row["token_count"].clone(), row["truncated"].clone())).collect();
+        let count = |tokens: usize, cut: bool| (json!(tokens), json!(cut));
+        assert_eq!(counts, [count(40, false), count(40, true), count(5, false)]);
+        assert!(ran.stderr.contains("pairs longer than 40 tokens") && ran.stderr.contains("the first is id 1"));
+        assert!(ran.stderr.contains(", 1 cut to the window"), "{}", ran.stderr);
+        let text = run(&["rerank", "--model", &model, "--query", "a", "--counts", "b c"]).expect(0).stdout;
+        assert!(text.trim_end().ends_with("\t0\t6\tfalse\tb c"), "{text}");
         let ran = run_with_input(&["rerank", "--model", &model, "--query", "a"], b"b\n\xff\n").expect(1);
         assert!(ran.stdout.lines().count() == 1 && ran.stderr.contains("line 2"), "{}", ran.stderr);
     }

@@ -105,6 +105,11 @@ pub fn expected(name: &str, tensor_name: &str) -> Option<Vec<f64>> {
     tensor(&fixture(name).join("expected.safetensors"), tensor_name).map(|(_, values)| values)
 }
 
+/// Whether a fixture has references.
+pub fn expected_file(name: &str) -> bool {
+    fixture(name).join("expected.safetensors").is_file()
+}
+
 pub fn ids(name: &str, tensor_name: &str) -> Option<Vec<i64>> {
     let bytes = std::fs::read(fixture(name).join("expected.safetensors")).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();

@@ -1,0 +1,215 @@
+//! What `--model` and `--pooling` choose together: one vector a text, one a token, or a sparse one.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kin_infer::embedder::{Counted, Role, SparseEmbedder, SparseOptions, SparseVector, TokenOptions, TokenVectors};
+use kin_infer::gpu::GpuCompute;
+use kin_infer::modules::{ModelFolder, Output};
+use kin_infer::tokenizer::{TextTokenizer, Window};
+use kin_infer::{EmbedOptions, Embedder, Prompt};
+
+use crate::common::Pooling;
+use crate::failure::{Failure, Result};
+
+/// What a text becomes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Vector,
+    Tokens,
+    Sparse,
+}
+
+impl Kind {
+    /// For messages.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Vector => "one vector a text",
+            Self::Tokens => "one vector a token",
+            Self::Sparse => "sparse vectors",
+        }
+    }
+}
+
+/// A folder's description with what is to be made of texts.
+pub struct Plan {
+    pub kind: Kind,
+    folder: ModelFolder,
+}
+
+/// A loaded model.
+pub struct Encoder {
+    model: Model,
+    kind: Kind,
+}
+
+enum Model {
+    Dense(Embedder),
+    Sparse(SparseEmbedder),
+}
+
+/// What came of a text.
+pub enum Encoded {
+    Vector(Vec<f32>),
+    Tokens(TokenVectors),
+    Sparse(SparseVector),
+}
+
+/// How texts are encoded. Options that a kind of output does not know are refused before.
+#[derive(Debug, Clone, Default)]
+pub struct Request {
+    pub prompt: Prompt,
+    pub role: Role,
+    pub dimensions: Option<usize>,
+    pub normalize: bool,
+    pub top: Option<usize>,
+}
+
+impl Plan {
+    pub fn new(folder: &Path, pooling: Option<Pooling>) -> Result<Self> {
+        let mut folder = ModelFolder::read(folder)?;
+        let output = folder.output();
+        let no = |why: &str| Err(Failure::Failed(why.to_string()));
+        let kind = match (pooling, output) {
+            (None, Output::Scores) => return no("a cross-encoder's folder: `kin-infer rerank` runs it"),
+            (Some(Pooling::Splade), _) | (None, Output::Sparse) => Kind::Sparse,
+            (Some(_), Output::Sparse) => {
+                return no("this folder makes sparse vectors: --pooling splade, or none given");
+            }
+            (Some(Pooling::None), _) | (None, Output::TokenVectors) => Kind::Tokens,
+            (None, Output::Vector) => Kind::Vector,
+            (Some(mode), _) => {
+                let modes: Vec<_> = mode.mode().into_iter().collect();
+                folder.pool_with(&modes).map_err(|e| Failure::Failed(format!("--pooling: {e}")))?;
+                Kind::Vector
+            }
+        };
+        Ok(Self { kind, folder })
+    }
+
+    pub fn load(self, compute: Arc<dyn GpuCompute>) -> Result<Encoder> {
+        let kind = self.kind;
+        let model = match kind {
+            Kind::Sparse => Model::Sparse(SparseEmbedder::from_folder(self.folder, compute)?),
+            Kind::Vector | Kind::Tokens => Model::Dense(Embedder::from_folder(self.folder, compute)?),
+        };
+        Ok(Encoder { model, kind })
+    }
+}
+
+impl Encoder {
+    /// What each text becomes, or why it does not.
+    pub fn encode(&self, texts: &[&str], request: &Request) -> Result<Found<Encoded>> {
+        let Request { prompt, role, dimensions, normalize, top } = request.clone();
+        Ok(match &self.model {
+            Model::Sparse(model) => {
+                let found = model.embed_each_counted(texts, &SparseOptions { prompt, top })?;
+                wrap(found, Encoded::Sparse)
+            }
+            Model::Dense(model) if self.kind == Kind::Tokens => {
+                let found = model.embed_tokens_with(texts, &TokenOptions { prompt, role, normalize })?;
+                wrap(found, Encoded::Tokens)
+            }
+            Model::Dense(model) => {
+                let mut found = model.embed_each_counted(texts, &EmbedOptions { prompt, dimensions })?;
+                if normalize {
+                    let kernels = kin_infer::cpu::selected()?;
+                    found.iter_mut().flatten().for_each(|counted| kernels.l2_normalize(&mut counted.value));
+                }
+                wrap(found, Encoded::Vector)
+            }
+        })
+    }
+
+    /// The request as the model knows it: where a role is all that a prompt's name says, its text may be absent.
+    pub fn adapt(&self, mut request: Request) -> Request {
+        let known = |name: &String| self.folder().prompts.contains_key(name);
+        if let Prompt::Named(name) = &request.prompt
+            && self.is_late()
+            && request.role != Role::Neither
+            && !known(name)
+        {
+            request.prompt = match &self.model {
+                Model::Dense(model) => model.token_options_for(request.role).prompt,
+                Model::Sparse(model) => model.options_for(request.role).prompt,
+            };
+        }
+        request
+    }
+
+    /// A folder made for late interaction.
+    fn is_late(&self) -> bool {
+        self.folder().output() == Output::TokenVectors
+    }
+
+    /// What a user should know before the vectors come.
+    pub fn notes(&self, request: &Request) -> Vec<String> {
+        let mut notes = self.assumptions();
+        if self.is_late() && request.role == Role::Neither {
+            notes.push("this model tells queries from documents: --prompt query, --prompt document".to_string());
+        }
+        notes
+    }
+
+    /// The request for a question.
+    pub fn query(&self) -> Request {
+        let prompt = match &self.model {
+            Model::Dense(model) => model.options_for(Role::Query).prompt,
+            Model::Sparse(model) => model.options_for(Role::Query).prompt,
+        };
+        Request { prompt, role: Role::Query, ..Request::default() }
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Length of each vector.
+    pub fn dimension(&self) -> usize {
+        match &self.model {
+            Model::Dense(model) if self.kind == Kind::Tokens => model.token_dimension(),
+            Model::Dense(model) => model.dimension(),
+            Model::Sparse(model) => model.dimension(),
+        }
+    }
+
+    pub fn folder(&self) -> &ModelFolder {
+        match &self.model {
+            Model::Dense(model) => model.folder(),
+            Model::Sparse(model) => model.folder(),
+        }
+    }
+
+    /// The longest text of a request, and what says so.
+    pub fn window_of(&self, request: &Request) -> Window {
+        match &self.model {
+            Model::Dense(model) if self.kind == Kind::Tokens => model.token_window(request.role),
+            Model::Dense(model) => model.window().clone(),
+            Model::Sparse(model) => model.window().clone(),
+        }
+    }
+
+    /// A vocabulary entry as text.
+    pub fn term(&self, id: u32) -> String {
+        let tokenizer: &TextTokenizer = match &self.model {
+            Model::Dense(model) => model.tokenizer(),
+            Model::Sparse(model) => model.tokenizer(),
+        };
+        tokenizer.token(id).unwrap_or_default()
+    }
+
+    /// What was assumed because the folder does not say it.
+    pub fn assumptions(&self) -> Vec<String> {
+        match &self.model {
+            Model::Dense(_) if self.kind == Kind::Tokens => Vec::new(),
+            Model::Dense(model) => model.assumptions(),
+            Model::Sparse(model) => model.assumptions(),
+        }
+    }
+}
+
+type Found<T> = Vec<kin_infer::Result<Counted<T>>>;
+
+fn wrap<T>(found: Found<T>, as_kind: fn(T) -> Encoded) -> Found<Encoded> {
+    found.into_iter().map(|result| result.map(|counted| counted.map(as_kind))).collect()
+}

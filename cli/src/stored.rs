@@ -1,0 +1,175 @@
+//! The vectors that `embed` wrote, read back one text at a time.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+use kin_infer::embedder::SparseVector;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::failure::{Failure, Result};
+use crate::input::checked_id;
+use crate::npy;
+use crate::output::with_suffix;
+use crate::search::Best;
+
+/// What a text became.
+pub enum Vectors {
+    /// One vector.
+    One(Vec<f32>),
+    /// One vector a token, one after the other.
+    Many { values: Vec<f32>, dimension: usize },
+    /// A sparse vector.
+    Sparse(SparseVector),
+}
+
+impl Vectors {
+    /// For messages: what a file holds.
+    pub fn words(&self) -> &'static str {
+        match self {
+            Self::One(_) => "one vector a text (\"embedding\")",
+            Self::Many { .. } => "one vector a token (\"embeddings\")",
+            Self::Sparse(_) => "sparse vectors (\"indices\" and \"values\")",
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Line {
+    id: Value,
+    embedding: Option<Vec<f32>>,
+    embeddings: Option<Vec<Vec<f32>>>,
+    indices: Option<Vec<u32>>,
+    values: Option<Vec<f32>>,
+}
+
+impl Line {
+    fn vectors(self) -> std::result::Result<(Value, Vectors), String> {
+        let id = checked_id(self.id)?;
+        let vectors = match (self.embedding, self.embeddings, self.indices, self.values) {
+            (Some(values), None, None, None) => Vectors::One(values),
+            (None, Some(rows), None, None) => {
+                let dimension = rows.first().map_or(0, Vec::len);
+                if rows.iter().any(|row| row.len() != dimension || row.is_empty()) {
+                    return Err("`embeddings` of different lengths".to_string());
+                }
+                Vectors::Many { values: rows.concat(), dimension }
+            }
+            (None, None, Some(indices), Some(values)) => {
+                if indices.len() != values.len() {
+                    return Err(format!("{} `indices` but {} `values`", indices.len(), values.len()));
+                }
+                if !indices.is_sorted_by(|a, b| a < b) {
+                    return Err("`indices` that do not ascend".to_string());
+                }
+                Vectors::Sparse(SparseVector { indices, values })
+            }
+            _ => {
+                return Err(
+                    "expected `embedding`, or `embeddings`, or `indices` and `values`, as `embed` writes".into()
+                );
+            }
+        };
+        Ok((id, vectors))
+    }
+}
+
+pub fn read_jsonl(reader: impl BufRead, best: &mut Best) -> std::result::Result<(), String> {
+    for (i, line) in reader.lines().enumerate() {
+        let at = |why: String| format!("line {}: {why}", i + 1);
+        let line = line.map_err(|e| at(e.to_string()))?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        let parsed: Line = serde_json::from_str(&line)
+            .map_err(|e| at(format!("expected {{\"id\": ..., \"embedding\": [...]}}: {e}")))?;
+        let (id, vectors) = parsed.vectors().map_err(at)?;
+        best.offer(&vectors, || id).map_err(at)?;
+    }
+    Ok(())
+}
+
+/// An array and its ids; for one vector a token also the offsets.
+pub fn read_npy(mut reader: impl Read, path: &Path, best: &mut Best) -> Result<()> {
+    let at = |why: String| Failure::Failed(format!("{}: {why}", path.display()));
+    let (rows, cols) = npy::read_header(&mut reader).map_err(at)?;
+    let (many, width) = match best.query() {
+        Vectors::One(values) => (false, values.len()),
+        Vectors::Many { dimension, .. } => (true, *dimension),
+        Vectors::Sparse(_) => return Err(at("a dense array, but the model makes sparse vectors".to_string())),
+    };
+    if !many && with_suffix(path, ".offsets").exists() {
+        return Err(at("one vector a token (FILE.offsets is beside it): --pooling none searches it".to_string()));
+    }
+    let document = |values, dimension| if many { Vectors::Many { values, dimension } } else { Vectors::One(values) };
+    // The shape is the file's word: nothing is allocated by it before it is compared.
+    if rows > 0 && cols != width {
+        best.offer(&document(vec![0.0; cols.min(1 << 20)], cols), || Value::Null).map_err(at)?;
+    }
+    let offsets = if many { Some(read_offsets(path, rows)?) } else { None };
+    let texts = offsets.as_ref().map_or(rows, |o| o.len() - 1);
+    let mut ids = Ids::open(path)?;
+    let (mut row, mut bytes) = (0, vec![0; width * 4]);
+    for text in 0..texts {
+        let end = offsets.as_ref().map_or(row + 1, |o| o[text + 1]);
+        let mut values = Vec::with_capacity(width);
+        for row in row..end {
+            reader.read_exact(&mut bytes).map_err(|e| at(format!("row {row} of {rows}: {e}")))?;
+            values.extend(bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+        }
+        let id = ids.next(text)?;
+        best.offer(&document(values, width), || id).map_err(|why| at(format!("row {row}: {why}")))?;
+        row = end;
+    }
+    ids.end(texts)
+}
+
+/// The ids beside an array, one a line.
+struct Ids {
+    path: PathBuf,
+    lines: std::io::Lines<BufReader<File>>,
+}
+
+impl Ids {
+    fn open(array: &Path) -> Result<Self> {
+        let path = with_suffix(array, ".ids");
+        let file = File::open(&path).map_err(|e| Failure::io(&path, &e))?;
+        Ok(Self { path, lines: BufReader::new(file).lines() })
+    }
+
+    fn bad(&self, text: usize, why: &str) -> Failure {
+        Failure::Failed(format!("{}: line {}: {why}", self.path.display(), text + 1))
+    }
+
+    fn next(&mut self, text: usize) -> Result<Value> {
+        let line = self.lines.next().ok_or_else(|| self.bad(text, "missing; the array has more rows"))?;
+        let line = line.map_err(|e| Failure::io(&self.path, &e))?;
+        serde_json::from_str(&line).map_err(|e| self.bad(text, &e.to_string()))
+    }
+
+    fn end(mut self, texts: usize) -> Result<()> {
+        match self.lines.next() {
+            Some(_) => Err(self.bad(texts, &format!("one id too many; the array has {texts} rows"))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Where each text's rows begin, and the number of rows at the end.
+fn read_offsets(array: &Path, rows: usize) -> Result<Vec<usize>> {
+    let path = with_suffix(array, ".offsets");
+    let at = |why: String| Failure::Failed(format!("{}: {why}", path.display()));
+    let file =
+        std::fs::read(&path).map_err(|e| at(format!("{e}; `embed --pooling none` writes it beside the array")))?;
+    let mut rest = file.as_slice();
+    let len = npy::read_list_header(&mut rest).map_err(at)?;
+    let numbers =
+        rest.chunks_exact(8).map(|b| b.iter().rev().fold(0, |n: u64, byte| n << 8 | u64::from(*byte)) as usize);
+    let offsets: Vec<usize> = numbers.collect();
+    let whole = offsets.len() == len && rest.len() == len.saturating_mul(8);
+    if !whole || offsets.first() != Some(&0) || offsets.last() != Some(&rows) || !offsets.is_sorted() {
+        return Err(at(format!("expected {len} offsets that ascend from 0 to the {rows} rows of the array")));
+    }
+    Ok(offsets)
+}
