@@ -5,14 +5,16 @@
 //! milliseconds, which changes of the clock and other jobs disturb least. Run by `cargo test --benches`, it only checks
 //! that all tables give the same bits.
 
+mod clock;
 mod operands;
 mod peak;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use clock::{median, now};
 use kin_infer::cpu::{self, CpuCompute, Kernels};
-use kin_infer::gpu::{AttentionShape, Buffer, Columns, Epilogue, GpuCompute, Segments};
+use kin_infer::gpu::{AttentionShape, Buffer, Columns, Epilogue, GpuCompute, KeyWindow, ScoreBias, Segments};
 use kin_infer::weights::Dtype;
 use operands::Operands;
 
@@ -26,20 +28,6 @@ const MAX_WIDTH: usize = 3072;
 /// Length of a sample, and of each of the two peaks around it, in seconds.
 const SAMPLE: f64 = 2e-3;
 const PEAK_SAMPLE: f64 = 0.7e-3;
-
-/// CPU time of this thread in seconds, where the system tells it.
-fn now() -> f64 {
-    #[cfg(unix)]
-    {
-        let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `t` is a timespec to write to.
-        if unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut t) } == 0 {
-            return t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9;
-        }
-    }
-    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
-    START.get_or_init(std::time::Instant::now).elapsed().as_secs_f64()
-}
 
 /// GFLOP/s of `f`, which returns the operations it did.
 fn rate(f: impl FnOnce() -> f64) -> f64 {
@@ -84,12 +72,6 @@ impl Row {
     fn best_share(&self) -> f64 {
         self.samples.iter().map(|s| s.share).fold(0.0, f64::max)
     }
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn geometric_mean(values: impl Iterator<Item = f64>) -> f64 {
@@ -158,11 +140,12 @@ impl Shared {
     }
 
     /// Self-attention of one sequence, read from one matrix of queries, keys and values.
-    fn attention(&self, rows: &mut Vec<Row>, heads: usize, head_dim: usize, len: usize) {
+    fn attention(&self, rows: &mut Vec<Row>, heads: usize, head_dim: usize, len: usize) -> kin_infer::Result<()> {
         for table in tables() {
             let compute = CpuCompute::with_kernels(table);
             let (input, output) = (Rc::clone(&self.input), Rc::clone(&self.output));
             let segments = Segments::from_lengths([len]);
+            let positions = compute.upload_index(&(0..len as u32).collect::<Vec<_>>())?;
             rows.push(Row {
                 isa: table.name(),
                 group: "attention",
@@ -173,13 +156,23 @@ impl Shared {
                     let width = heads * head_dim;
                     let part = |i: usize| Columns { buffer: &input, first: i * width, stride: 3 * width };
                     let scale = (head_dim as f32).sqrt().recip();
-                    let shape =
-                        AttentionShape { segments: &segments, heads, kv_heads: heads, head_dim, scale, alibi: None };
+                    let shape = AttentionShape {
+                        segments: &segments,
+                        heads,
+                        kv_heads: heads,
+                        head_dim,
+                        scale,
+                        positions: &positions,
+                        bias: ScoreBias::None,
+                        window: KeyWindow::ALL,
+                        softcap: None,
+                    };
                     compute.attention(part(0), part(1), part(2), &shape, &mut output).expect("attention");
                 }),
                 samples: Vec::new(),
             });
         }
+        Ok(())
     }
 }
 
@@ -225,7 +218,7 @@ fn bench(rounds: usize, words: &[String]) -> kin_infer::Result<()> {
         }
     }
     for len in [16, 128, 512] {
-        shared.attention(&mut rows, 12, 32, len);
+        shared.attention(&mut rows, 12, 32, len)?;
     }
     rows.retain(|r| words.iter().all(|w| format!("{} {} {} ", r.isa, r.group, r.label).contains(w.as_str())));
     for _ in 0..rounds {

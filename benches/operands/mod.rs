@@ -72,7 +72,7 @@ pub fn check_bits() -> kin_infer::Result<()> {
     for (m, n, k) in shapes {
         for dtype in [Dtype::F32, Dtype::BF16, Dtype::F16] {
             let tensor = operands.weight(n, k, dtype)?;
-            let (x, bias, residual) = (operands.gaussian(m * k), operands.gaussian(n), operands.gaussian(m * n));
+            let [x, bias, factor, residual] = [m * k, n, m * n, m * n].map(|len| operands.gaussian(len));
             let mut w = vec![0.0; n * k];
             tensor.read_f32(0, &mut w)?;
             let dot = |i: usize, j: usize| {
@@ -85,10 +85,12 @@ pub fn check_bits() -> kin_infer::Result<()> {
                 let compute = CpuCompute::with_kernels(table);
                 let weight = compute.prepare_weight(std::slice::from_ref(&tensor))?;
                 let input = compute.upload(&x)?;
-                let (bias_buffer, residual_buffer) = (compute.upload(&bias)?, compute.upload(&residual)?);
+                let bias_buffer = compute.upload(&bias)?;
+                let (factor_buffer, residual_buffer) = (compute.upload(&factor)?, compute.upload(&residual)?);
                 let full = Epilogue {
                     bias: Some(&bias_buffer),
                     activation: Activation::Relu,
+                    factor: Some(&factor_buffer),
                     residual: Some(&residual_buffer),
                 };
                 for epilogue in [Epilogue::NONE, full] {
@@ -99,7 +101,7 @@ pub fn check_bits() -> kin_infer::Result<()> {
                     compute.read(&output, &mut found)?;
                     for (i, (found, product)) in found.iter().zip(&product).enumerate() {
                         let expected = match epilogue.residual {
-                            Some(_) => (product + bias[i % n]).max(0.0) + residual[i],
+                            Some(_) => (product + bias[i % n]).max(0.0) * factor[i] + residual[i],
                             None => *product,
                         };
                         let name = table.name();
