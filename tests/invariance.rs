@@ -5,7 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use common::{encoders, fixture};
+use common::{decoders, encoders, fixture};
 use kin_infer::arch::{HeadChoice, HeadSpec, ScorePositions};
 use kin_infer::cpu::{CpuCompute, Kernels, available};
 use kin_infer::model::SparsePooling;
@@ -88,9 +88,24 @@ fn heads(name: &str) -> Vec<(String, HeadChoice)> {
     std::iter::once((name.to_string(), HeadChoice::Configured)).chain(masked).collect()
 }
 
-/// The command line's fingerprint, or the hash of token scores and sparse vectors.
+/// The scores of the next token, from a cache that grows by three tokens and then one by one.
+fn stepped(model: &BertModel) -> Vec<Vec<u32>> {
+    let ids = sequence(40.min(model.spec().max_tokens), model).ids;
+    let (first, rest) = ids.split_at(3);
+    let mut cache = model.kv_cache().unwrap();
+    let parts = std::iter::once(first).chain(rest.chunks(1));
+    parts.map(|part| model.extend(&mut cache, part).unwrap().iter().map(|v| v.to_bits()).collect()).collect()
+}
+
+/// The command line's fingerprint, or the hash of token scores and sparse vectors, or of a decoder's scores.
 fn hash(model: &BertModel) -> String {
     let hash = match model.spec().head {
+        HeadSpec::CausalLm { .. } => {
+            let mut hash = Sha256::new();
+            hash.update(fingerprint(model).unwrap());
+            stepped(model).iter().flatten().for_each(|bits| hash.update(bits.to_le_bytes()));
+            hash.finalize().into()
+        }
         HeadSpec::MaskedLm { .. } => {
             let sequences: Vec<_> = [1, 3, 17, 30].map(|len| sequence(len, model)).into();
             let mut hash = Sha256::new();
@@ -109,8 +124,8 @@ fn every_isa_and_thread_count_gives_the_committed_bits_on_every_fixture() {
     let (tables, file) = (report_isas(), fixture("fingerprints.json"));
     let committed = std::fs::read_to_string(&file).unwrap();
     let mut committed: BTreeMap<String, String> = serde_json::from_str(&committed).unwrap();
-    let fixtures: Vec<_> =
-        encoders().into_iter().flat_map(|name| heads(&name).into_iter().map(move |h| (name.clone(), h))).collect();
+    let names = encoders().into_iter().chain(decoders());
+    let fixtures: Vec<_> = names.flat_map(|name| heads(&name).into_iter().map(move |h| (name.clone(), h))).collect();
     if common::update() {
         for (name, (key, head)) in &fixtures {
             let scalar = tables[tables.len() - 1];
