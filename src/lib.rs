@@ -37,6 +37,7 @@ pub mod hub;
 pub mod model;
 pub mod modules;
 pub mod pooling;
+pub mod quantize;
 pub mod tokenizer;
 pub mod weights;
 

@@ -15,6 +15,7 @@ mod inspect;
 mod npy;
 mod output;
 mod progress;
+mod quantize;
 mod rerank;
 mod rows;
 mod search;
@@ -57,6 +58,8 @@ enum Command {
     Forward(forward::Args),
     /// Say what a model computes, what of its files is used, and what it takes
     Inspect(inspect::Args),
+    /// Write a smaller copy of a model, its linear weights in blocks of 8 or 4 bits
+    Quantize(quantize::Args),
     /// Hash a model's outputs on fixed inputs: equal on every machine
     Fingerprint(fingerprint::Args),
     /// List the devices and instruction sets this build can use here
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Command::Rerank(args) => rerank::run(args),
         Command::Forward(args) => forward::run(&args),
         Command::Inspect(args) => inspect::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
         Command::Fingerprint(args) => fingerprint::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Env(args) => devices::run_env(&args),

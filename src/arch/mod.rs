@@ -34,7 +34,7 @@ pub use spec::{
     AttentionSpec, BucketSpec, ConvolutionSpec, DisentangledSpec, EmbeddingSpec, FeedForwardSpec, HeadSpec, LayerSpec,
     LearnedPositions, ModelSpec, NormPlace, NormSpec, Numbering, QkNorm, ScorePositions,
 };
-pub use table::{LoadReport, TensorTable, Tensors};
+pub use table::{LoadReport, Role, TensorTable, Tensors};
 
 use serde_json::{Map, Value};
 

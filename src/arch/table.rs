@@ -1,6 +1,6 @@
 //! Which tensors a model is made of: internal names, names in the file, shapes; and what remains of a checkpoint.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::recognise::{alike, family_of};
@@ -65,12 +65,9 @@ impl Edit {
             Self::None => Ok(t.clone()),
             Self::Rows(rows) => t.rows(rows.clone()),
             Self::PartOfHeads { heads, part, of } => {
-                let (rows, k) = (t.shape()[0], t.shape()[1]);
+                let rows = t.shape()[0];
                 let dim = rows / heads / of;
-                t.rearranged(&[heads * dim, k], |i| {
-                    let (row, column) = (i / k, i % k);
-                    Some(((row / dim * of + part) * dim + row % dim) * k + column)
-                })
+                t.rows_rearranged(heads * dim, |row| (row / dim * of + part) * dim + row % dim)
             }
             Self::Transposed => {
                 let (k, n) = (t.shape()[0], t.shape()[1]);
@@ -90,7 +87,43 @@ impl Edit {
     }
 }
 
+/// What a model does with a tensor of its checkpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// It is read whole, as binary32: norms, biases, small tables, kernels of convolutions.
+    Values,
+    /// Inputs are multiplied with its rows.
+    Linear,
+    /// As `Linear`, with its columns.
+    LinearTransposed,
+    /// Rows of it are looked up; a language model that ties its head multiplies with them too.
+    Table,
+}
+
 impl Row {
+    /// What the model does with the tensor, as its loader goes by the internal name.
+    fn role(&self) -> Role {
+        match (&self.edit, self.shape.len()) {
+            _ if ["embedding.word", "embedding.type", "embedding.position"].contains(&self.internal.as_str()) => {
+                Role::Table
+            }
+            (Edit::None | Edit::Rows(_) | Edit::PartOfHeads { .. }, 2) if self.internal.ends_with(".weight") => {
+                Role::Linear
+            }
+            (Edit::Transposed, 2) => Role::LinearTransposed,
+            _ => Role::Values,
+        }
+    }
+
+    /// How a tensor of the file becomes the row's; none where its shape is another.
+    fn edit_of(&self, tensor: &Tensor) -> Option<Edit> {
+        if tensor.is_transposed() {
+            let turned = self.edit == Edit::Transposed && tensor.shape().iter().eq(self.shape.iter().rev());
+            return turned.then_some(Edit::None);
+        }
+        (tensor.shape() == self.shape).then(|| self.edit.clone())
+    }
+
     /// Another name the tensor may have, with the body's prefix.
     pub fn or(&mut self, name: impl Into<String>) -> &mut Self {
         self.names.push(Name { text: name.into(), prefixed: true });
@@ -227,25 +260,27 @@ impl TensorTable {
         };
         let full = |n: &Name| if n.prefixed { format!("{prefix}{}", n.text) } else { n.text.clone() };
         let mut found = BTreeMap::new();
-        let mut used = BTreeSet::new();
+        let mut roles = BTreeMap::new();
         for row in &self.rows {
             let Some(tensor) = row.names.iter().find_map(|n| checkpoint.get(&full(n))) else {
                 return Err(missing(checkpoint, &full(&row.names[0]), &row.shape));
             };
             tensor.dtype()?;
-            if tensor.shape() != row.shape {
+            let Some(edit) = row.edit_of(tensor) else {
+                let transposed = if tensor.is_transposed() { ", transposed" } else { "" };
                 return Err(InferError::TensorError {
                     file: tensor.file().to_path_buf(),
                     tensor: tensor.name().to_string(),
                     expected: format!("shape {:?}", row.shape),
-                    found: format!("shape {:?}", tensor.shape()),
+                    found: format!("shape {:?}{transposed}", tensor.shape()),
                 });
-            }
-            used.insert(tensor.name().to_string());
-            found.insert(row.internal.clone(), (tensor.clone(), row.edit.clone()));
+            };
+            let role = roles.entry(tensor.name().to_string()).or_insert(Role::Values);
+            *role = row.role().max(*role);
+            found.insert(row.internal.clone(), (tensor.clone(), edit));
         }
         let mut ignored = Vec::new();
-        for name in checkpoint.names().filter(|n| !used.contains(*n)) {
+        for name in checkpoint.names().filter(|n| !roles.contains_key(*n)) {
             if !self.ignores(name, prefix) {
                 let file = checkpoint.get(name).map(|t| t.file().to_path_buf()).unwrap_or_default();
                 return Err(InferError::TensorError {
@@ -257,8 +292,17 @@ impl TensorTable {
             }
             ignored.push(name.to_string());
         }
-        let used = used.into_iter().collect();
-        Ok(Tensors { found, report: LoadReport { used, ignored, bytes: checkpoint.total_bytes() } })
+        let widened = |name: &&String| {
+            let dtype = checkpoint.get(name).and_then(|t| t.dtype().ok());
+            roles[*name] != Role::Values && dtype.is_some_and(|d| d.is_block() && !d.is_computed())
+        };
+        let report = LoadReport {
+            used: roles.keys().cloned().collect(),
+            ignored,
+            widened: roles.keys().filter(widened).cloned().collect(),
+            bytes: checkpoint.total_bytes(),
+        };
+        Ok(Tensors { found, roles, report })
     }
 
     /// A tensor takes no other tensor's place.
@@ -293,6 +337,8 @@ pub struct LoadReport {
     pub used: Vec<String>,
     /// Tensors that are known to take no part.
     pub ignored: Vec<String>,
+    /// Linear weights whose blocks are not computed with: they are widened when the model is loaded.
+    pub widened: Vec<String>,
     /// Bytes of all tensors in the files.
     pub bytes: u64,
 }
@@ -300,6 +346,8 @@ pub struct LoadReport {
 /// The tensors of a model, by internal name.
 pub struct Tensors {
     found: BTreeMap<String, (Tensor, Edit)>,
+    /// What the model does with each tensor it uses, by its name in the file.
+    pub roles: BTreeMap<String, Role>,
     /// What was used and ignored.
     pub report: LoadReport,
 }

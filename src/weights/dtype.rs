@@ -81,6 +81,11 @@ impl Dtype {
         self.block_len() > 1
     }
 
+    /// Whether linear layers compute with values of this type. The others are widened to F32 when a model is loaded.
+    pub const fn is_computed(self) -> bool {
+        !matches!(self, Self::Q4_1 | Self::Q4K | Self::Q5K | Self::Q6K)
+    }
+
     /// Bytes of a tensor of this shape; none where its rows are no whole number of blocks or the size overflows.
     pub fn bytes_of(self, shape: &[usize]) -> Option<usize> {
         if !shape.last().copied().unwrap_or(1).is_multiple_of(self.block_len()) {

@@ -35,9 +35,12 @@ struct Metadata {
 
 /// What [`Metadata`] says of one tensor.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Blocks {
     dtype: String,
     shape: Vec<usize>,
+    #[serde(default)]
+    transposed: bool,
 }
 
 /// One tensor: `range` lies inside the file and has the size that `shape` and `dtype` ask for.
@@ -50,6 +53,8 @@ pub(super) struct Entry {
     pub(super) elements: usize,
     /// Bytes of the data, counted from the start of the file.
     pub(super) range: Range<usize>,
+    /// Whether the model's tensor is the transpose of this one.
+    pub(super) transposed: bool,
 }
 
 /// A JSON object over tensor names, in file order. A repeated name is an error.
@@ -189,7 +194,7 @@ fn check(file: &Path, name: String, claim: Claim, data: usize) -> Result<Entry> 
         let expected = format!("{} bytes for {dtype} {shape:?}", bits / 8);
         return Err(tensor_error(file, &name, expected, format!("{} bytes at [{start}, {end}]", end - start)));
     }
-    Ok(Entry { name, dtype, shape, elements, range: start..end })
+    Ok(Entry { name, dtype, shape, elements, range: start..end, transposed: false })
 }
 
 /// Gives the entries that `blocks` describes, which are U8 in the header, their types and shapes.
@@ -197,7 +202,7 @@ fn retype(file: &Path, blocks: &str, entries: &mut [Entry]) -> Result<()> {
     let NameMap { pairs, .. } = serde_json::from_str::<NameMap<Blocks>>(blocks)
         .map_err(|e| InferError::model(file, format!("the metadata key `kin_infer.blocks` is not valid: {e}")))?;
     let mut places: HashMap<String, usize> = entries.iter().enumerate().map(|(i, e)| (e.name.clone(), i)).collect();
-    for (name, Blocks { dtype, shape }) in pairs {
+    for (name, Blocks { dtype, shape, transposed }) in pairs {
         let Some(entry) = places.remove(&name).map(|place| &mut entries[place]) else {
             let found = "it only in the metadata key `kin_infer.blocks`";
             return Err(tensor_error(file, &name, "a tensor of this name", found));
@@ -211,7 +216,7 @@ fn retype(file: &Path, blocks: &str, entries: &mut [Entry]) -> Result<()> {
             return Err(tensor_error(file, &name, format!("U8 bytes of whole blocks, {dtype} {shape:?}"), found));
         }
         entry.elements = shape.iter().product();
-        (entry.dtype, entry.shape) = (dtype, shape);
+        (entry.dtype, entry.shape, entry.transposed) = (dtype, shape, transposed);
     }
     Ok(())
 }

@@ -46,6 +46,11 @@ impl Tensor {
         &self.entry.shape
     }
 
+    /// Whether the model's tensor is the transpose of this one: a matrix whose blocks lie along its columns.
+    pub fn is_transposed(&self) -> bool {
+        self.entry.transposed
+    }
+
     /// The number of elements: the product of the shape, 1 for a scalar.
     pub fn len(&self) -> usize {
         self.entry.elements

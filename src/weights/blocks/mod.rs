@@ -67,11 +67,27 @@ pub fn dequantise(dtype: Dtype, bytes: &[u8], out: &mut [f32]) -> Result<()> {
 /// [`InvalidArgument`](InferError::InvalidArgument) when `dtype` is another, `out` is not exactly the blocks of the
 /// values, or a value is NaN, infinite or so large that its scale overflows binary16; it names the value's index.
 pub fn quantise(dtype: Dtype, values: &[f32], out: &mut [u8]) -> Result<()> {
+    match try_quantise(dtype, values, out)? {
+        None => Ok(()),
+        Some(i) => Err(InferError::InvalidArgument(format!("quantise: [{i}] is {}", why_refused(values[i])))),
+    }
+}
+
+/// As [`quantise`], giving the index of the value that is refused.
+pub(crate) fn try_quantise(dtype: Dtype, values: &[f32], out: &mut [u8]) -> Result<Option<usize>> {
     check_lengths(dtype, out.len(), values.len())?;
     match dtype {
-        Dtype::Q8_0 => write_each(values, out, groups::write_q8_0),
-        Dtype::Q4_0 => write_each(values, out, groups::write_q4_0),
+        Dtype::Q8_0 => Ok(write_each(values, out, groups::write_q8_0)),
+        Dtype::Q4_0 => Ok(write_each(values, out, groups::write_q4_0)),
         other => Err(InferError::InvalidArgument(format!("quantise: only Q8_0 and Q4_0 are written, not {other}"))),
+    }
+}
+
+/// What is wrong with a value that is refused.
+pub(crate) fn why_refused(value: f32) -> String {
+    match value.is_finite() {
+        true => format!("{value:e}, whose scale overflows binary16"),
+        false => format!("{value}, expected finite values"),
     }
 }
 
@@ -102,23 +118,22 @@ fn each<const B: usize, const N: usize>(bytes: &[u8], out: &mut [f32], read: imp
     blocks.iter().zip(values).for_each(|(block, values)| read(block, values));
 }
 
-/// Runs `write` over blocks of `N` values and `B` bytes, of values and scales that are finite.
+/// Runs `write` over blocks of `N` values and `B` bytes; gives the index of the first value that is not finite or makes a
+/// scale that is not.
 fn write_each<const B: usize, const N: usize>(
     values: &[f32],
     out: &mut [u8],
     write: impl Fn(&[f32; N], &mut [u8; B]) -> f16,
-) -> Result<()> {
-    let refused = |index: usize, what: String| Err(InferError::InvalidArgument(format!("quantise: [{index}] {what}")));
+) -> Option<usize> {
     for (block, (values, bytes)) in values.as_chunks().0.iter().zip(out.as_chunks_mut().0).enumerate() {
         if let Some(i) = values.iter().position(|v| !v.is_finite()) {
-            return refused(block * N + i, format!("is {}, expected finite values", values[i]));
+            return Some(block * N + i);
         }
         if !write(values, bytes).is_finite() {
-            let largest = groups::largest(values.as_slice());
-            return refused(block * N + largest, format!("is {}, whose scale overflows binary16", values[largest]));
+            return Some(block * N + groups::largest(values.as_slice()));
         }
     }
-    Ok(())
+    None
 }
 
 fn half_at(block: &[u8], at: usize) -> f16 {
