@@ -46,6 +46,7 @@ impl Operands {
             Dtype::BF16 => {
                 (FileDtype::BF16, values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect())
             }
+            other => unreachable!("this bench has no operands of {other}"),
         };
         std::fs::create_dir_all(&self.folder).expect("a folder for temporary files");
         let path = self.folder.join(format!("{}.safetensors", self.files));

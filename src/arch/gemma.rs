@@ -86,7 +86,7 @@ pub(super) fn describe_3(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec,
     let mut window = back(c)?;
     if !spec.attention.causal {
         // Half of the window either side.
-        window = window.map(|back| (back + 1) / 2);
+        window = window.map(|back| back.div_ceil(2));
     }
     let pattern = c.size("sliding_window_pattern", 6)?;
     let pattern = positive("sliding_window_pattern", c.size("_sliding_window_pattern", pattern)?)?;

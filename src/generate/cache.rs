@@ -8,8 +8,8 @@ use crate::model::BertModel;
 ///
 /// Memory: for each layer, blocks of 512 tokens of 2 * 512 * kv_heads * head_dim * 4 bytes (head_dim rounded up to 16
 /// for values). A layer without a window keeps ceil(len / 512) blocks; one with a window of w tokens at most
-/// ceil(w / 512) + 1. Blocks are never moved: growing copies nothing, and [`share`](Self::share) copies none before it
-/// is written to.
+/// ceil(w / 512) + 1. Blocks are never moved: growing copies nothing, and [`BertModel::share_cache`] copies none
+/// before it is written to.
 pub struct KvCache {
     ids: Vec<u32>,
     layers: Vec<KvStore>,

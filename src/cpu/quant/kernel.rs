@@ -248,11 +248,13 @@ pub(in crate::cpu) unsafe fn quantise<O: QuantOps>(x: *const f32, q: *mut i8) ->
     }
 }
 
+/// Quantises whole blocks for weights of a kind: values in; bytes, scales and what accumulators start at out.
+pub(in crate::cpu) type Quantise = unsafe fn(QuantKind, &[f32], &mut [i8], &mut [f32], &mut [i32]);
+
 /// The integer kernels of one instruction set. An instance reaches callers only after the CPU was asked.
 pub struct QuantKernels {
     pub(in crate::cpu) name: &'static str,
-    /// Quantises whole blocks for weights of a kind: values, bytes, scales, what accumulators start at.
-    pub(in crate::cpu) quantise: unsafe fn(QuantKind, &[f32], &mut [i8], &mut [f32], &mut [i32]),
+    pub(in crate::cpu) quantise: Quantise,
     pub(in crate::cpu) block: unsafe fn(&QuantBlock),
 }
 

@@ -101,18 +101,17 @@ impl Activations {
         a.scales.resize(blocks, 0.0);
         a.starts.resize(blocks, 0);
         let chunk = (MIN_VALUES / QBLOCK).max(blocks.div_ceil(rayon::current_num_threads())).max(1);
-        let parts = x[..blocks * QBLOCK].par_chunks(chunk * QBLOCK).zip(a.values.par_chunks_mut(chunk * QBLOCK));
-        let parts = parts.zip(a.scales.par_chunks_mut(chunk)).zip(a.starts.par_chunks_mut(chunk));
-        let quantise = |(((x, q), scales), starts): (((&[f32], &mut [i8]), &mut [f32]), &mut [i32])| {
-            // SAFETY: the CPU has the table's instruction set; the slices hold the same blocks.
-            unsafe { (kernels.quantise)(kind, x, q, scales, starts) }
-        };
         if blocks <= chunk {
-            // SAFETY: as above.
+            // SAFETY: the CPU has the table's instruction set; the slices hold the same blocks.
             unsafe { (kernels.quantise)(kind, &x[..blocks * QBLOCK], &mut a.values, &mut a.scales, &mut a.starts) };
-        } else {
-            parts.for_each(quantise);
+            return a;
         }
+        let parts = x[..blocks * QBLOCK].par_chunks(chunk * QBLOCK).zip(a.values.par_chunks_mut(chunk * QBLOCK));
+        let marks = a.scales.par_chunks_mut(chunk).zip(a.starts.par_chunks_mut(chunk));
+        parts.zip(marks).for_each(|((x, q), (scales, starts))| {
+            // SAFETY: as above.
+            unsafe { (kernels.quantise)(kind, x, q, scales, starts) };
+        });
         a
     }
 
