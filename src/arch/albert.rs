@@ -51,9 +51,9 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
             t.bare_linear("head.dense", "predictions.dense", (width, h), true);
             t.bare_norm("head.norm", "predictions.LayerNorm", width, true);
             tied_decoder(&mut t, &spec, "predictions.decoder.weight", "embeddings.word_embeddings.weight");
-            let bias = t.add("head.out.bias", "predictions.bias", &[spec.embedding.vocab_size]);
-            bias.bare().or_bare("predictions.decoder.bias");
-            t.ignore(&["predictions.decoder.bias"]);
+            let bias = t.add("head.out.bias", "predictions.decoder.bias", &[spec.embedding.vocab_size]);
+            bias.bare().or_bare("predictions.bias");
+            t.ignore(&["predictions.bias"]);
         }
         _ => {}
     }

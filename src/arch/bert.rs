@@ -151,8 +151,9 @@ pub(super) fn masked_lm(t: &mut TensorTable, s: &ModelSpec) {
     t.bare_linear("head.dense", "cls.predictions.transform.dense", (width, h), true);
     t.bare_norm("head.norm", "cls.predictions.transform.LayerNorm", width, true);
     tied_decoder(t, s, "cls.predictions.decoder.weight", "embeddings.word_embeddings.weight");
-    t.add("head.out.bias", "cls.predictions.bias", &[vocab]).bare().or_bare("cls.predictions.decoder.bias");
-    t.ignore(&["cls.predictions.decoder.bias", "cls.seq_relationship.*"]);
+    // Both names mean one bias; where a checkpoint has two, the decoder's own is computed with.
+    t.add("head.out.bias", "cls.predictions.decoder.bias", &[vocab]).bare().or_bare("cls.predictions.bias");
+    t.ignore(&["cls.predictions.bias", "cls.seq_relationship.*"]);
 }
 
 /// A decoder [vocab, width]: the tensor `own` where the file has it, else the word embedding `tied` of the body.

@@ -58,8 +58,8 @@ pub(super) fn head_rows(t: &mut TensorTable, spec: &ModelSpec) {
             t.bare_linear("head.dense", "lm_head.dense", (h, h), true);
             t.bare_norm("head.norm", "lm_head.layer_norm", h, true);
             tied_decoder(t, spec, "lm_head.decoder.weight", "embeddings.word_embeddings.weight");
-            t.add("head.out.bias", "lm_head.bias", &[vocab]).bare().or_bare("lm_head.decoder.bias");
-            t.ignore(&["lm_head.decoder.bias"]);
+            t.add("head.out.bias", "lm_head.decoder.bias", &[vocab]).bare().or_bare("lm_head.bias");
+            t.ignore(&["lm_head.bias"]);
         }
         _ => {}
     }
