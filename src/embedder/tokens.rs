@@ -1,7 +1,5 @@
 //! One vector a token: what late interaction (ColBERT, arXiv 2004.12832) scores.
 
-use std::collections::HashMap;
-
 use rayon::prelude::*;
 
 use super::text::{Counted, Reading, each, reading, values};
@@ -64,32 +62,33 @@ impl LateTokens {
             return Ok(Self::default());
         }
         let late = &folder.late;
-        let words: Vec<&str> = folder.token_filters().flat_map(|f| &f.skipped).map(String::as_str).collect();
         let fillers = match &late.expansion {
             Some(Expansion { token: Some(token), .. }) => vec![token.clone()],
             Some(_) => mask_tokens(folder)?,
             None => Vec::new(),
         };
-        // PyLate stores the mark with its space as one token, others without.
-        let starts = |mark: &'_ String| [Some(mark.clone()), mark.split_whitespace().next().map(str::to_owned)];
-        let starts: Vec<[Option<String>; 2]> = late.marks.iter().filter(|m| !m.trim().is_empty()).map(starts).collect();
-        let names = starts.iter().flatten().flatten().chain(&fillers).map(String::as_str);
-        let ids = token_ids(tokenizer, names.chain(words.iter().copied()));
         let mut marks = Vec::new();
-        for start in starts {
-            let known = start.into_iter().flatten().find_map(|s| ids.get(s.as_str()).map(|id| (s.clone(), *id)));
-            let Some((start, id)) = known else { continue };
+        for mark in late.marks.iter().filter(|mark| !mark.trim().is_empty()) {
+            // PyLate stores the mark with its space as one token, others without.
+            let starts = [Some(mark.as_str()), mark.split_whitespace().next()].into_iter().flatten();
+            let known = starts.filter_map(|start| Some((start, tokenizer.token_id(start)?))).next();
             // Where the tokenizer makes one token of it by itself, it needs no help.
-            if tokenizer.encode(&start, usize::MAX)?.ids.len() != tokenizer.num_special_tokens() + 1 {
-                marks.push((start, id));
+            if let Some((start, id)) = known
+                && tokenizer.encode(start, usize::MAX)?.ids.len() != tokenizer.num_special_tokens() + 1
+            {
+                marks.push((start.to_owned(), id));
             }
         }
         let letter = tokenizer.encode("a", usize::MAX)?.ids.len().saturating_sub(tokenizer.num_special_tokens());
         Ok(Self {
-            filler: fillers.iter().find_map(|token| ids.get(token.as_str()).copied()),
+            filler: fillers.iter().find_map(|token| tokenizer.token_id(token)),
             marks,
             leading: tokenizer.prefix_len("a")?.saturating_sub(letter),
-            skipped: words.iter().filter_map(|word| ids.get(*word).copied()).collect(),
+            skipped: folder
+                .token_filters()
+                .flat_map(|f| &f.skipped)
+                .filter_map(|word| tokenizer.token_id(word))
+                .collect(),
         })
     }
 
@@ -99,16 +98,6 @@ impl LateTokens {
             self.marks.iter().find_map(|(mark, id)| prompt.strip_prefix(mark.as_str()).map(|rest| (Some(*id), rest)));
         found.unwrap_or((None, prompt))
     }
-}
-
-/// The ids of tokens, for those the vocabulary holds.
-fn token_ids<'a>(tokenizer: &TextTokenizer, wanted: impl Iterator<Item = &'a str>) -> HashMap<String, u32> {
-    let wanted: std::collections::HashSet<&str> = wanted.collect();
-    if wanted.is_empty() {
-        return HashMap::new();
-    }
-    let tokens = (0..tokenizer.vocab_size() as u32).filter_map(|id| Some((tokenizer.token(id)?, id)));
-    tokens.filter(|(token, _)| wanted.contains(token.as_str())).collect()
 }
 
 /// What the mask token may be called, the folder's own name first.
