@@ -44,7 +44,10 @@ pub mod weights;
 pub use batch::Sequence;
 pub use config::{BertConfig, ModelArchitecture};
 pub use cpu::{init_performance_threads, init_threads};
-pub use embedder::{EmbedOptions, Embedder, Prompt, Reranker};
+pub use embedder::{
+    Counted, EmbedOptions, Embedder, Prompt, Reranker, Role, SparseEmbedder, SparseOptions, SparseVector, TokenOptions,
+    TokenVectors, max_sim,
+};
 pub use error::{InferError, Result};
 pub use fingerprint::fingerprint;
 pub use model::{BertModel, Encoded};
