@@ -109,7 +109,9 @@ pub(in crate::cpu) unsafe fn block<O: QuantOps>(b: &QuantBlock, most: usize, til
         let abreast = if b.rows == 1 && b.panels.end - panel >= ABREAST { ABREAST } else { 1 };
         for i in 0..tiles {
             let rows = b.rows * i / tiles..b.rows * (i + 1) / tiles;
-            tile(b, Tile { row: rows.start, rows: rows.len(), panel, panels: abreast });
+            for part in 0..PANEL / O::V::LANES {
+                tile(b, Tile { row: rows.start, rows: rows.len(), panel, panels: abreast, part });
+            }
             if let Some(f) = &b.finish {
                 let cols = (b.n - panel * PANEL).min(abreast * PANEL);
                 // SAFETY: the tile's rows and columns are the caller's.
@@ -127,67 +129,61 @@ pub(in crate::cpu) struct Tile {
     pub rows: usize,
     pub panel: usize,
     pub panels: usize,
+    /// Which register of each panel.
+    pub part: usize,
 }
 
-/// Most registers a panel takes: one lane each.
-const MOST_REGISTERS: usize = PANEL;
-
-/// `MR` rows by `NP` panels.
+/// `MR` rows by `NP` registers, one of each panel.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn tile<O: QuantOps, const MR: usize, const NP: usize>(b: &QuantBlock, t: Tile) {
-    let lanes = O::V::LANES;
-    let registers = PANEL / lanes;
+    let first = t.part * O::V::LANES;
     // SAFETY: forwarded.
     unsafe {
-        for part in 0..registers.min(MOST_REGISTERS) {
-            let mut acc = [[O::V::splat(0.0); NP]; MR];
-            let a = b.a.wrapping_add(t.row * b.row_blocks * QBLOCK);
-            let meta = t.row * b.row_blocks;
-            for block in 0..b.blocks {
-                let mut ints = [[O::splat(0); NP]; MR];
-                for (r, row) in ints.iter_mut().enumerate() {
-                    *row = [O::splat(*b.a_starts.add(meta + r * b.row_blocks + block)); NP];
-                }
-                for p in 0..NP {
-                    let at = ((t.panel + p) * b.row_blocks + block) * b.kind.block_bytes() + part * lanes * 4;
-                    let w = b.w.wrapping_add(at);
-                    let quad = PANEL * 4;
-                    match b.kind {
-                        QuantKind::Q8 => {
-                            for j in 0..8 {
-                                let w = O::signed(w.add(j * quad));
-                                for (r, row) in ints.iter_mut().enumerate() {
-                                    let x = a.wrapping_add((r * b.row_blocks + block) * QBLOCK + j * 4);
-                                    row[p] = O::dot_signed(row[p], w, x);
-                                }
-                            }
-                        }
-                        QuantKind::Q4 => {
-                            for j in 0..4 {
-                                let (low, high) = O::nibbles(w.add(j * quad));
-                                for (r, row) in ints.iter_mut().enumerate() {
-                                    let x = a.wrapping_add((r * b.row_blocks + block) * QBLOCK + j * 4);
-                                    row[p] = O::dot_nibbles(row[p], low, x);
-                                    row[p] = O::dot_nibbles(row[p], high, x.wrapping_add(16));
-                                }
+        let mut acc = [[O::V::splat(0.0); NP]; MR];
+        let a = b.a.wrapping_add(t.row * b.row_blocks * QBLOCK);
+        let meta = t.row * b.row_blocks;
+        for block in 0..b.blocks {
+            let mut ints = [[O::splat(0); NP]; MR];
+            for (r, row) in ints.iter_mut().enumerate() {
+                *row = [O::splat(*b.a_starts.add(meta + r * b.row_blocks + block)); NP];
+            }
+            for p in 0..NP {
+                let at = ((t.panel + p) * b.row_blocks + block) * b.kind.block_bytes() + first * 4;
+                let w = b.w.wrapping_add(at);
+                let quad = PANEL * 4;
+                match b.kind {
+                    QuantKind::Q8 => {
+                        for j in 0..8 {
+                            let w = O::signed(w.add(j * quad));
+                            for (r, row) in ints.iter_mut().enumerate() {
+                                let x = a.wrapping_add((r * b.row_blocks + block) * QBLOCK + j * 4);
+                                row[p] = O::dot_signed(row[p], w, x);
                             }
                         }
                     }
-                }
-                for p in 0..NP {
-                    let scales = b.w_scales.wrapping_add(((t.panel + p) * b.row_blocks + block) * PANEL + part * lanes);
-                    let scale = O::scales(scales);
-                    for (r, row) in acc.iter_mut().enumerate() {
-                        let d = scale.mul(O::V::splat(*b.a_scales.add(meta + r * b.row_blocks + block)));
-                        row[p] = O::floats(ints[r][p]).mul_add(d, row[p]);
+                    QuantKind::Q4 => {
+                        for j in 0..4 {
+                            let (low, high) = O::nibbles(w.add(j * quad));
+                            for (r, row) in ints.iter_mut().enumerate() {
+                                let x = a.wrapping_add((r * b.row_blocks + block) * QBLOCK + j * 4);
+                                row[p] = O::dot_nibbles(row[p], low, x);
+                                row[p] = O::dot_nibbles(row[p], high, x.wrapping_add(16));
+                            }
+                        }
                     }
                 }
             }
-            for (r, row) in acc.iter().enumerate() {
-                for (p, &chain) in row.iter().enumerate() {
-                    let column = (t.panel + p) * PANEL + part * lanes;
-                    store(b, t.row + r, column, chain);
+            for p in 0..NP {
+                let scale = O::scales(b.w_scales.wrapping_add(((t.panel + p) * b.row_blocks + block) * PANEL + first));
+                for (r, row) in acc.iter_mut().enumerate() {
+                    let d = scale.mul(O::V::splat(*b.a_scales.add(meta + r * b.row_blocks + block)));
+                    row[p] = O::floats(ints[r][p]).mul_add(d, row[p]);
                 }
+            }
+        }
+        for (r, row) in acc.iter().enumerate() {
+            for (p, &chain) in row.iter().enumerate() {
+                store(b, t.row + r, (t.panel + p) * PANEL + first, chain);
             }
         }
     }
