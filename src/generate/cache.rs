@@ -37,7 +37,7 @@ impl KvCache {
 }
 
 /// Tokens that a prompt is cut into, so that its activations stay small. No cut shows in a result.
-const CHUNK: usize = 512;
+pub(super) const CHUNK: usize = 512;
 
 impl BertModel {
     /// A cache of no tokens.

@@ -1,5 +1,20 @@
-//! Decoders at work: the key and value cache, sampling, and the loop that generates.
+//! Decoders at work: the key and value cache, the choice of tokens, the loop that generates.
 
 mod cache;
+mod choice;
+mod decoding;
+mod defaults;
+mod generation;
+mod random;
+mod row;
+mod sampling;
+mod stops;
+mod tail;
 
 pub use cache::KvCache;
+pub use choice::Logprobs;
+pub use decoding::Decoding;
+pub use defaults::GenerationDefaults;
+pub use generation::{FinishReason, Generation, Token, TokenIter};
+pub use random::Random;
+pub use sampling::SamplingParams;
