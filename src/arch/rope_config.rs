@@ -83,6 +83,11 @@ pub(super) fn unscaled_base(c: &BertConfig, kind: Option<&str>) -> Result<Option
 
 /// Reads a rotation.
 pub(super) fn read(c: &BertConfig, k: &RopeKeys) -> Result<RopeSpec> {
+    for key in ["rope_parameters", "rope_scaling"] {
+        if let Some(other) = c.extra.get(key).filter(|v| !v.is_object()) {
+            return Err(unsupported(key, other, "an object"));
+        }
+    }
     let parameters = c.extra.get("rope_parameters");
     let nested = k.layer_type.and_then(|kind| parameters.and_then(|p| p.get(kind)));
     let keys = match nested.or(parameters.filter(|p| k.layer_type.is_none() || p.get("rope_type").is_some())) {
@@ -112,8 +117,12 @@ pub(super) fn read(c: &BertConfig, k: &RopeKeys) -> Result<RopeSpec> {
 
 /// Applies the scaling that the keys name.
 fn scale(rope: &mut RopeSpec, c: &BertConfig, keys: &Keys) -> Result<()> {
-    let text = |key: &str| keys.map.and_then(|m| m.get(key)).and_then(Value::as_str);
-    let kind = text("rope_type").or(text("type")).unwrap_or("default");
+    let text = |key: &str| match keys.map.and_then(|m| m.get(key)).filter(|v| !v.is_null()) {
+        Some(Value::String(kind)) => Ok(Some(kind.as_str())),
+        Some(other) => Err(unsupported(&format!("{}.{key}", keys.name), other, "a text")),
+        None => Ok(None),
+    };
+    let kind = text("rope_type")?.or(text("type")?).unwrap_or("default");
     match kind {
         "default" => {}
         "linear" => {

@@ -144,6 +144,21 @@ fn what_one_family_has_is_refused_in_another_form() {
     }
 }
 
+/// A rotation that cannot be read is no rotation without a scaling.
+#[test]
+fn a_decoders_rotation_of_the_wrong_type_is_refused() {
+    for (key, value, found) in [
+        ("rope_scaling", json!("linear"), "linear"),
+        ("rope_scaling", json!([7]), "[7]"),
+        ("rope_scaling", json!({"rope_type": 7, "factor": 2.0}), "7"),
+        ("rope_scaling", json!({"type": ["linear"], "factor": 2.0}), "linear"),
+        ("rope_parameters", json!(7), "7"),
+        ("rope_parameters", json!({"rope_type": true}), "true"),
+    ] {
+        refused("llama-linear", key, value, found);
+    }
+}
+
 #[test]
 fn fixtures_of_refused_mathematics_are_refused_by_their_key() {
     for (name, key) in REFUSED {
