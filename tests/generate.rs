@@ -1,5 +1,7 @@
 //! Generation: the choice of tokens, the loop, text, and conversations.
 
+#[path = "generate/chat.rs"]
+mod chat;
 mod common;
 #[path = "generate/decoding.rs"]
 mod decoding;

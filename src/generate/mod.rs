@@ -1,6 +1,7 @@
-//! Decoders at work: the key and value cache, the choice of tokens, the loop that generates.
+//! Decoders at work: the key and value cache, the choice of tokens, the loop that generates, chat templates.
 
 mod cache;
+mod chat;
 mod choice;
 mod decoding;
 mod defaults;
@@ -12,6 +13,7 @@ mod stops;
 mod tail;
 
 pub use cache::KvCache;
+pub use chat::{ChatOptions, ChatTemplate, Messages};
 pub use choice::Logprobs;
 pub use decoding::Decoding;
 pub use defaults::GenerationDefaults;
