@@ -9,6 +9,8 @@ mod decoding;
 mod defaults;
 #[path = "generate/sampling.rs"]
 mod sampling;
+#[path = "generate/text.rs"]
+mod text;
 
 use common::fixture;
 use kin_infer::{BertConfig, BertModel};
