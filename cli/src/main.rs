@@ -10,6 +10,7 @@ mod encoder;
 mod failure;
 mod fingerprint;
 mod forward;
+mod generate;
 mod input;
 mod inspect;
 mod npy;
@@ -54,6 +55,8 @@ enum Command {
     Search(search::Args),
     /// Score documents against a query with a cross-encoder
     Rerank(rerank::Args),
+    /// Continue texts, token ids or a conversation with a decoder
+    Generate(Box<generate::Args>),
     /// Run a model on given token ids and write its raw outputs
     Forward(forward::Args),
     /// Say what a model computes, what of its files is used, and what it takes
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
         Command::Embed(args) => embed::run(args),
         Command::Search(args) => search::run(&args),
         Command::Rerank(args) => rerank::run(args),
+        Command::Generate(args) => generate::run(&args),
         Command::Forward(args) => forward::run(&args),
         Command::Inspect(args) => inspect::run(&args),
         Command::Quantize(args) => quantize::run(&args),
