@@ -16,6 +16,10 @@ mod contract;
 mod definition;
 #[path = "kernels/backend/errors.rs"]
 mod errors;
+#[path = "kernels/backend/extremes.rs"]
+mod extremes;
+#[path = "kernels/backend/isolation.rs"]
+mod isolation;
 #[path = "kernels/backend/relative.rs"]
 mod relative;
 #[path = "kernels/backend/rows.rs"]
