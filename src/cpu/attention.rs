@@ -5,7 +5,8 @@
 //! p_ij = softmax_j(fma(s_ij, scale, b_ij))     over the keys of i's window; +0 for the others
 //! o_i  = +0 + sum_j p_ij v_j                   the chain over keys, cut at multiples of 512
 //! ```
-//! A key outside the window weighs +0, which changes no sum: such keys are left out where whole groups of them are.
+//! A key outside the window weighs +0, which changes no sum of finite values: such keys are left out where whole groups
+//! of them are, and where a value is not finite.
 
 use std::ops::Range;
 
@@ -112,6 +113,38 @@ unsafe fn weigh_values(
     }
 }
 
+/// The values of `queries` weighed by `p` [queries, seen], a key outside a query's window being no term: the product
+/// over all keys `seen`, and a row that came out NaN once more over its own, for +0 times an infinity is NaN.
+///
+/// # Safety
+/// As [`weigh_values`].
+#[allow(clippy::too_many_arguments)] // the shape of a matrix product
+unsafe fn weigh_seen(
+    kernels: &Kernels,
+    shape: &Shape,
+    segment: &Range<usize>,
+    queries: Range<usize>,
+    seen: Range<usize>,
+    p: &[f32],
+    values: &[f32],
+    (out, ldc): (*mut f32, usize),
+) {
+    let (len, dim, stride) = (segment.len(), shape.head_dim, seen.len());
+    // SAFETY: forwarded.
+    unsafe {
+        let whole = Matrix { data: p, stride };
+        weigh_values(kernels, queries.len(), dim, len, seen.clone(), whole, values, (out, ldc));
+        for (r, query) in queries.enumerate() {
+            let own = shape.seen(segment, &(query..query + 1));
+            let row = std::slice::from_raw_parts(out.add(r * ldc), dim);
+            if own != seen && row.iter().any(|v| v.is_nan()) {
+                let own_weights = Matrix { data: &p[r * stride + own.start - seen.start..], stride };
+                weigh_values(kernels, 1, dim, len, own, own_weights, values, (out.add(r * ldc), ldc));
+            }
+        }
+    }
+}
+
 #[derive(Default)]
 struct Scratch {
     keys: Vec<f32>,
@@ -156,9 +189,8 @@ pub(super) fn head_values(
     assert!(out.len() >= (len - 1) * width + dim, "head_values: the output is {} long", out.len());
     SCRATCH.with_borrow_mut(|s| {
         pack_values(v.at(segment.start, shape.kv_column(head)), len, dim, &mut s.values);
-        let p = Matrix { data: p, stride: len };
         // SAFETY: `out` is borrowed exclusively and holds the rows.
-        unsafe { weigh_values(kernels, len, dim, len, 0..len, p, &s.values, (out.as_mut_ptr(), width)) };
+        unsafe { weigh_seen(kernels, shape, segment, 0..len, 0..len, p, &s.values, (out.as_mut_ptr(), width)) };
     });
 }
 
@@ -216,10 +248,9 @@ unsafe fn one_head(
         let packed = &s.keys[seen.start * dim..];
         dot_keys(kernels, rows, dim, seen.len(), query, packed, &mut s.scores);
         s.terms.add(kernels, shape, segment, queries.clone(), seen.clone(), query, &mut s.scores);
-        shape.softmax_rows(kernels, head, segment, queries, seen.clone(), &mut s.scores);
-        let p = Matrix { data: &s.scores, stride: seen.len() };
+        shape.softmax_rows(kernels, head, segment, queries.clone(), seen.clone(), &mut s.scores);
         let out = output.at((segment.start + first) * width + head * dim);
         // SAFETY: forwarded.
-        unsafe { weigh_values(kernels, rows, dim, len, seen, p, &s.values, (out, width)) };
+        unsafe { weigh_seen(kernels, shape, segment, queries, seen, &s.scores, &s.values, (out, width)) };
     }
 }

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::attention::{self, View};
 use super::kv::{self, Keys};
 use super::memory::Pool;
-use super::operands::{expect, host, host_mut, indices, shape, view, whole_rows};
+use super::operands::{ascending, end, expect, host, host_mut, indices, shape, size, view, whole_rows};
 use super::packed::{self, PackedMatrix, Product};
 use super::quant::QuantKernels;
 use super::table::Kernels;
@@ -126,7 +126,7 @@ impl GpuCompute for CpuCompute {
 
     fn gather(&self, table: &Table, ids: &IndexBuffer, accumulate: bool, out: &mut Buffer) -> Result<()> {
         let cols = table.cols();
-        expect("gather", "the output", out.len(), ids.len() * cols)?;
+        expect("gather", "the output", out.len(), size(&[ids.len(), cols]))?;
         expect("gather", "the table", table.rows(), ids.bound())?;
         let (tensor, ids) = (table.storage::<Tensor>()?, indices(ids)?);
         let failed = std::sync::Mutex::new(None);
@@ -150,14 +150,14 @@ impl GpuCompute for CpuCompute {
 
     fn matmul(&self, x: &Buffer, rows: usize, weight: &Weight, e: Epilogue, out: &mut Buffer) -> Result<()> {
         let (n, k) = (weight.n(), weight.k());
-        expect("matmul", "the input", x.len(), rows * k)?;
-        expect("matmul", "the output", out.len(), rows * n)?;
+        expect("matmul", "the input", x.len(), size(&[rows, k]))?;
+        expect("matmul", "the output", out.len(), size(&[rows, n]))?;
         if let Some(bias) = e.bias {
             expect("matmul", "the bias", bias.len(), n)?;
         }
         for (what, operand) in [("the factor", e.factor), ("the residual", e.residual)] {
             if let Some(operand) = operand {
-                expect("matmul", what, operand.len(), rows * n)?;
+                expect("matmul", what, operand.len(), size(&[rows, n]))?;
             }
         }
         let product = Product {
@@ -204,9 +204,9 @@ impl GpuCompute for CpuCompute {
     }
 
     fn attention_values(&self, scores: &Buffer, v: Columns, s: &AttentionShape, out: &mut Buffer) -> Result<()> {
-        let width = s.heads * s.head_dim;
+        let width = size(&[s.heads, s.head_dim]);
         expect("attention", "the score buffer", scores.len(), s.score_len())?;
-        expect("attention", "the output", out.len(), s.segments.total() * width)?;
+        expect("attention", "the output", out.len(), size(&[s.segments.total(), width]))?;
         let (shape, segments) = shape(s)?;
         let v = view("the value", v, s.kv_heads, s)?;
         let (mut rest, out) = (host(scores)?, host_mut(out)?);
@@ -222,7 +222,7 @@ impl GpuCompute for CpuCompute {
     }
 
     fn attention(&self, q: Columns, k: Columns, v: Columns, s: &AttentionShape, out: &mut Buffer) -> Result<()> {
-        expect("attention", "the output", out.len(), s.segments.total() * s.heads * s.head_dim)?;
+        expect("attention", "the output", out.len(), size(&[s.segments.total(), s.heads, s.head_dim]))?;
         let (shape, segments) = shape(s)?;
         let views = (
             view("the query", q, s.heads, s)?,
@@ -236,7 +236,7 @@ impl GpuCompute for CpuCompute {
     fn norm(&self, x: &mut Buffer, slices: Slices, norm: Norm) -> Result<()> {
         let (width, Slices { first, count, stride }) = (norm.gamma.len(), slices);
         whole_rows("norm", x.len(), stride)?;
-        expect("norm", "a row", stride, first + count * width)?;
+        expect("norm", "a row", stride, end(first, size(&[count, width])))?;
         let (gamma, beta) = (host(norm.gamma)?, norm.beta.map(host).transpose()?);
         if let Some(beta) = beta {
             expect("norm", "beta", beta.len(), width)?;
@@ -283,15 +283,18 @@ impl GpuCompute for CpuCompute {
 
     fn rope(&self, x: &mut Buffer, r: &Rope) -> Result<()> {
         let half = r.rotary_dim / 2;
-        if !r.rotary_dim.is_multiple_of(2) || r.rotary_dim > r.head_dim || r.first + r.heads * r.head_dim > r.stride {
+        if !r.rotary_dim.is_multiple_of(2)
+            || r.rotary_dim > r.head_dim
+            || end(r.first, size(&[r.heads, r.head_dim])) > r.stride
+        {
             return Err(InferError::InvalidArgument(format!(
                 "rope: rotary_dim {} of {} heads of {} at column {} does not fit a matrix {} wide",
                 r.rotary_dim, r.heads, r.head_dim, r.first, r.stride
             )));
         }
-        expect("rope", "the matrix", x.len(), r.positions.len() * r.stride)?;
-        expect("rope", "the cosine table", r.cos.len(), r.positions.bound() * half)?;
-        expect("rope", "the sine table", r.sin.len(), r.positions.bound() * half)?;
+        expect("rope", "the matrix", x.len(), size(&[r.positions.len(), r.stride]))?;
+        expect("rope", "the cosine table", r.cos.len(), size(&[r.positions.bound(), half]))?;
+        expect("rope", "the sine table", r.sin.len(), size(&[r.positions.bound(), half]))?;
         let (cos, sin, positions) = (host(r.cos)?, host(r.sin)?, indices(r.positions)?);
         let x = &mut host_mut(x)?[..positions.len() * r.stride];
         each_rows(x, r.stride, |first, part| {
@@ -314,7 +317,7 @@ impl GpuCompute for CpuCompute {
 
     fn copy_rows(&self, x: &Buffer, cols: usize, first: usize, out: &mut Buffer) -> Result<()> {
         whole_rows("copy_rows", out.len(), cols)?;
-        expect("copy_rows", "the input", x.len(), first * cols + out.len())?;
+        expect("copy_rows", "the input", x.len(), end(size(&[first, cols]), out.len()))?;
         let (x, out) = (&host(x)?[first * cols..], host_mut(out)?);
         out.copy_from_slice(&x[..out.len()]);
         Ok(())
@@ -330,17 +333,18 @@ impl GpuCompute for CpuCompute {
         out: &mut Buffer,
     ) -> Result<()> {
         let rows = segments.total();
-        expect("unfold", "the input", x.len(), rows * cols)?;
-        expect("unfold", "the output", out.len(), rows * taps * cols)?;
+        expect("unfold", "the input", x.len(), size(&[rows, cols]))?;
+        expect("unfold", "the output", out.len(), size(&[rows, taps, cols]))?;
         expect("unfold", "the positions", positions.len(), rows)?;
         let (x, out, positions) = (host(x)?, host_mut(out)?, indices(positions)?);
+        ascending("unfold", positions, segments)?;
         for segment in segments.iter() {
             let own = &positions[segment.clone()];
             for row in segment.clone() {
                 for tap in 0..taps {
                     let to = &mut out[(row * taps + tap) * cols..][..cols];
                     let wanted = (positions[row] as usize + tap).checked_sub(taps / 2);
-                    match wanted.and_then(|p| own.binary_search(&(p as u32)).ok()) {
+                    match wanted.and_then(|p| own.binary_search(&u32::try_from(p).ok()?).ok()) {
                         Some(at) => to.copy_from_slice(&x[(segment.start + at) * cols..][..cols]),
                         None => to.fill(0.0),
                     }
@@ -358,10 +362,10 @@ impl GpuCompute for CpuCompute {
     }
 
     fn kv_append(&self, store: &mut KvStore, k: Columns, v: Columns, rows: Range<usize>) -> Result<()> {
-        let width = store.kv_heads() * store.head_dim();
+        let width = size(&[store.kv_heads(), store.head_dim()]);
         let view = |what: &str, c: Columns| {
-            expect("kv_append", "a row", c.stride, c.first + width)?;
-            let needed = if rows.is_empty() { 0 } else { (rows.end - 1) * c.stride + c.first + width };
+            expect("kv_append", "a row", c.stride, end(c.first, width))?;
+            let needed = if rows.is_empty() { 0 } else { end(size(&[rows.end - 1, c.stride]), end(c.first, width)) };
             expect("kv_append", what, c.buffer.len(), needed)
         };
         view("the keys", k)?;
@@ -390,16 +394,16 @@ impl GpuCompute for CpuCompute {
     fn attend(&self, q: Columns, stores: &[&KvStore], s: &StoredAttention, out: &mut Buffer) -> Result<()> {
         let sequences = kv::check(stores, s)?;
         let Some(first) = stores.first() else { return Ok(()) };
-        let width = s.heads * first.head_dim();
+        let width = size(&[s.heads, first.head_dim()]);
         let rows = s.segments.total();
-        expect("attend", "a row of the query", q.stride, q.first + width)?;
+        expect("attend", "a row of the query", q.stride, end(q.first, width))?;
         expect(
             "attend",
             "the query",
             q.buffer.len(),
-            if rows == 0 { 0 } else { (rows - 1) * q.stride + q.first + width },
+            if rows == 0 { 0 } else { end(size(&[rows - 1, q.stride]), end(q.first, width)) },
         )?;
-        expect("attend", "the output", out.len(), rows * width)?;
+        expect("attend", "the output", out.len(), size(&[rows, width]))?;
         let q = View { data: host(q.buffer)?, first: q.first, stride: q.stride };
         kv::attend(self.kernels, q, &sequences, s, host_mut(out)?);
         Ok(())
@@ -414,10 +418,10 @@ impl GpuCompute for CpuCompute {
         mode: PoolingMode,
         (out, out_first, out_stride): (&mut Buffer, usize, usize),
     ) -> Result<()> {
-        expect("pool", "the input", x.len(), ranges.total() * cols)?;
+        expect("pool", "the input", x.len(), size(&[ranges.total(), cols]))?;
         whole_rows("pool", x.len(), cols)?;
-        expect("pool", "the output", out.len(), ranges.len() * out_stride)?;
-        expect("pool", "a row of the output", out_stride, out_first + cols)?;
+        expect("pool", "the output", out.len(), size(&[ranges.len(), out_stride]))?;
+        expect("pool", "a row of the output", out_stride, end(out_first, cols))?;
         if let Some(i) = (0..ranges.len()).find(|&i| ranges.range(i).len() <= skip) {
             return Err(InferError::input(
                 i,

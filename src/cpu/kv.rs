@@ -203,17 +203,18 @@ unsafe fn block(
     let row = sequence.rows.start + rows.start;
     let mut query = q.at(row, heads.start * dim);
     let (mut count, mut ldc) = (rows.len(), width);
-    if heads.len() > 1 {
+    let heads_abreast = heads.len() > 1;
+    if heads_abreast {
         (count, ldc, query.stride) = (heads.len(), dim, dim);
     }
     scores.resize(count * seen.len(), 0.0);
     let kv_head = shape.kv_column(heads.start) / dim;
     let out = output.at(row * width + heads.start * dim);
-    let parts = || {
-        (seen.start / BLOCK..seen.end.div_ceil(BLOCK))
-            .map(|b| (b, seen.start.max(b * BLOCK)..seen.end.min((b + 1) * BLOCK)))
+    let parts = |keys: Range<usize>| {
+        (keys.start / BLOCK..keys.end.div_ceil(BLOCK))
+            .map(move |b| (b, keys.start.max(b * BLOCK)..keys.end.min((b + 1) * BLOCK)))
     };
-    for (b, part) in parts() {
+    for (b, part) in parts(seen.clone()) {
         let Some(held) = &sequence.keys.blocks[b] else { unreachable!("block {b} of the window was forgotten") };
         let product = Multiply {
             rows: count,
@@ -230,32 +231,46 @@ unsafe fn block(
         unsafe { kernels.multiply(&product) };
     }
     if heads.len() == 1 {
-        shape.softmax_rows(kernels, heads.start, &whole, queries, seen.clone(), scores);
+        shape.softmax_rows(kernels, heads.start, &whole, queries.clone(), seen.clone(), scores);
     } else {
         for (head, row) in heads.zip(scores.chunks_exact_mut(seen.len())) {
             shape.softmax_rows(kernels, head, &whole, queries.clone(), seen.clone(), row);
         }
     }
+    let weigh = |rows: Range<usize>, keys: Range<usize>| {
+        let out = out.wrapping_add(rows.start * ldc);
+        for r in 0..rows.len() {
+            // SAFETY: forwarded.
+            unsafe { std::slice::from_raw_parts_mut(out.add(r * ldc), dim).fill(0.0) };
+        }
+        for (b, part) in parts(keys) {
+            let Some(held) = &sequence.keys.blocks[b] else { unreachable!("block {b} of the window was forgotten") };
+            let values = &held.values[kv_head * values_of_head(dim)..][..values_of_head(dim)];
+            let first = rows.start * seen.len() + part.start - seen.start;
+            let product = Multiply {
+                rows: rows.len(),
+                n: dim,
+                k: part.clone(),
+                a: Matrix { data: &scores[first..], stride: seen.len() },
+                b: &values[part.start % BLOCK * PANEL..],
+                panel_stride: BLOCK * PANEL,
+                c: out,
+                ldc,
+                accumulate: true,
+            };
+            // SAFETY: forwarded.
+            unsafe { kernels.multiply(&product) };
+        }
+    };
+    weigh(0..count, seen.clone());
     for r in 0..count {
+        let query = queries.start + if heads_abreast { 0 } else { r };
+        let own = shape.seen(&whole, &(query..query + 1));
         // SAFETY: forwarded.
-        unsafe { std::slice::from_raw_parts_mut(out.add(r * ldc), dim).fill(0.0) };
-    }
-    for (b, part) in parts() {
-        let Some(held) = &sequence.keys.blocks[b] else { unreachable!("block {b} of the window was forgotten") };
-        let values = &held.values[kv_head * values_of_head(dim)..][..values_of_head(dim)];
-        let p = Matrix { data: &scores[part.start - seen.start..], stride: seen.len() };
-        let product = Multiply {
-            rows: count,
-            n: dim,
-            k: part.clone(),
-            a: p,
-            b: &values[part.start % BLOCK * PANEL..],
-            panel_stride: BLOCK * PANEL,
-            c: out,
-            ldc,
-            accumulate: true,
-        };
-        // SAFETY: forwarded.
-        unsafe { kernels.multiply(&product) };
+        let row = unsafe { std::slice::from_raw_parts(out.add(r * ldc), dim) };
+        // +0 times an infinity is NaN: a key outside the window is then left out.
+        if own != seen && row.iter().any(|v| v.is_nan()) {
+            weigh(r..r + 1, own);
+        }
     }
 }

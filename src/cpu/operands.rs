@@ -6,7 +6,7 @@ use super::attention::View;
 use super::memory::PooledBuf;
 use super::scores::{Bias, Shape};
 use crate::error::{InferError, Result};
-use crate::gpu::{AttentionShape, Buffer, Columns, IndexBuffer, ScoreBias};
+use crate::gpu::{AttentionShape, Buffer, Columns, IndexBuffer, ScoreBias, Segments};
 
 pub(super) fn expect(operation: &str, what: &str, found: usize, needed: usize) -> Result<()> {
     if found >= needed {
@@ -21,6 +21,23 @@ pub(super) fn whole_rows(operation: &str, len: usize, cols: usize) -> Result<()>
         return Ok(());
     }
     Err(InferError::InvalidArgument(format!("{operation}: {len} values are not whole rows of {cols}")))
+}
+
+/// A product of sizes; one beyond the range counts as the largest there is, which no buffer holds.
+pub(super) fn size(factors: &[usize]) -> usize {
+    factors.iter().fold(1, |product: usize, factor| product.saturating_mul(*factor))
+}
+
+/// The end of `len` values from `first` on; likewise.
+pub(super) fn end(first: usize, len: usize) -> usize {
+    first.saturating_add(len)
+}
+
+pub(super) fn ascending(operation: &str, positions: &[u32], segments: &Segments) -> Result<()> {
+    if segments.iter().all(|r| positions[r].is_sorted_by(|a, b| a < b)) {
+        return Ok(());
+    }
+    Err(InferError::InvalidArgument(format!("{operation}: positions do not ascend in a sequence")))
 }
 
 pub(super) fn host(b: &Buffer) -> Result<&[f32]> {
@@ -46,9 +63,7 @@ pub(super) fn shape<'a>(s: &AttentionShape<'a>) -> Result<(Shape<'a>, Vec<Range<
     expect("attention", "the positions", s.positions.len(), s.segments.total())?;
     let positions = indices(s.positions)?;
     let segments: Vec<Range<usize>> = s.segments.iter().collect();
-    if segments.iter().any(|r| !positions[r.clone()].is_sorted_by(|a, b| a < b)) {
-        return Err(InferError::InvalidArgument("attention: positions do not ascend in a sequence".to_string()));
-    }
+    ascending("attention", positions, s.segments)?;
     let shape = Shape {
         heads: s.heads,
         kv_heads: s.kv_heads,
@@ -65,11 +80,12 @@ pub(super) fn shape<'a>(s: &AttentionShape<'a>) -> Result<(Shape<'a>, Vec<Range<
 /// The view of `heads` heads over all rows of the batch, checked.
 pub(super) fn view<'a>(what: &str, c: Columns<'a>, heads: usize, s: &AttentionShape) -> Result<View<'a>> {
     let rows = s.segments.total();
-    let end = c.first + heads * s.head_dim;
+    let end = end(c.first, size(&[heads, s.head_dim]));
     if end > c.stride {
         return Err(InferError::InvalidArgument(format!("attention: {what} ends past the matrix' width")));
     }
-    expect("attention", what, c.buffer.len(), rows.saturating_sub(1) * c.stride + if rows == 0 { 0 } else { end })?;
+    let needed = if rows == 0 { 0 } else { size(&[rows - 1, c.stride]).saturating_add(end) };
+    expect("attention", what, c.buffer.len(), needed)?;
     Ok(View { data: host(c.buffer)?, first: c.first, stride: c.stride })
 }
 
@@ -94,7 +110,7 @@ fn bias<'a>(s: &AttentionShape<'a>) -> Result<Bias<'a>> {
             }
             let table = |t: Option<&'a Buffer>| match t {
                 Some(t) => {
-                    expect("attention", "a position table", t.len(), d.map.bound() * s.heads * s.head_dim)?;
+                    expect("attention", "a position table", t.len(), size(&[d.map.bound(), s.heads, s.head_dim]))?;
                     host(t).map(Some)
                 }
                 None => Ok(None),

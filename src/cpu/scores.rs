@@ -51,8 +51,16 @@ impl Shape<'_> {
         positions.partition_point(|p| *p < first)..positions.partition_point(|p| *p <= last)
     }
 
-    /// What is added to the scaled scores of `query` (a row of the batch) with `keys` (rows of the batch).
-    fn bias<'b>(&self, head: usize, query: usize, keys: Range<usize>, out: &'b mut Vec<f32>) -> Option<&'b [f32]> {
+    /// What is added to the scaled scores of `query` (a row of the batch) with `keys` (rows of the batch), 0 for the
+    /// first `hidden` of them.
+    fn bias<'b>(
+        &self,
+        head: usize,
+        query: usize,
+        keys: Range<usize>,
+        hidden: usize,
+        out: &'b mut Vec<f32>,
+    ) -> Option<&'b [f32]> {
         let at = self.positions[query];
         out.clear();
         match self.bias {
@@ -65,11 +73,12 @@ impl Shape<'_> {
                 out.extend(self.positions[keys].iter().map(|p| table[step(*p, at, reach)]));
             }
         }
+        out[..hidden].fill(0.0);
         Some(out)
     }
 
     /// Softmax of the scores of `queries` with the keys `seen`, both counted from the segment's start, `seen` from a
-    /// multiple of the virtual lanes. A key outside a query's window becomes +0.
+    /// multiple of the virtual lanes. A key outside a query's window becomes +0, whatever it and its bias hold.
     pub fn softmax_rows(
         &self,
         kernels: &Kernels,
@@ -88,18 +97,22 @@ impl Shape<'_> {
             row[own.end - seen.start..].fill(0.0);
             let (hidden, row) = (own.start - start, &mut row[start - seen.start..own.end - seen.start]);
             let query = segment.start + query;
-            let bias = self.bias(head, query, segment.start + start..segment.start + own.end, &mut bias);
-            let scale = match self.softcap {
-                None => self.scale,
-                Some(cap) => {
-                    row.iter_mut().for_each(|s| *s = *s * self.scale / cap);
-                    kernels.activation(Activation::Tanh, row);
-                    row.iter_mut().for_each(|s| *s *= cap);
-                    1.0
-                }
-            };
-            row[..hidden].fill(f32::NEG_INFINITY);
+            let bias = self.bias(head, query, segment.start + start..segment.start + own.end, hidden, &mut bias);
+            let mut scale = self.scale;
+            if let Some(cap) = self.softcap {
+                row.iter_mut().for_each(|s| *s = *s * self.scale / cap);
+                kernels.activation(Activation::Tanh, row);
+                row.iter_mut().for_each(|s| *s *= cap);
+                scale = 1.0;
+            } else if hidden > 0 && scale == 0.0 {
+                // 0 times an infinity is NaN; the products are exact, so that they may come first.
+                row.iter_mut().for_each(|s| *s *= self.scale);
+                scale = 1.0;
+            }
+            // What the scale makes -inf of.
+            row[..hidden].fill(if scale < 0.0 { f32::INFINITY } else { f32::NEG_INFINITY });
             kernels.softmax(row, scale, bias);
+            row[..hidden].fill(0.0); // in a row of NaN they would be NaN
         }
     }
 }

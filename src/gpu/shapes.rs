@@ -218,7 +218,9 @@ pub struct AttentionShape<'a> {
 impl AttentionShape<'_> {
     /// Values of a score buffer: sequence after sequence, [heads, len, len] each.
     pub fn score_len(&self) -> usize {
-        self.segments.iter().map(|r| self.heads * r.len() * r.len()).sum()
+        // Saturating: no buffer is that long, and what checks lengths says so.
+        let of = |len: usize| self.heads.saturating_mul(len).saturating_mul(len);
+        self.segments.iter().fold(0, |sum: usize, r| sum.saturating_add(of(r.len())))
     }
 }
 
