@@ -170,8 +170,12 @@ pub(crate) unsafe fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
     }
 }
 
-/// Softmax of x * scale + bias in place: z = fma(x, scale, bias) (x * scale without a bias), e = exp(z - max z),
-/// x = e * (1 / sum e).
+/// Weights below e^-69, a 10^30th of the largest, are +0: weights that are denormal would make products with values
+/// that are, each of which takes a microcode assist of a hundred cycles.
+const NO_WEIGHT: f32 = -69.0;
+
+/// Softmax of x * scale + bias in place: z = fma(x, scale, bias) (x * scale without a bias), e = exp(z - max z) (+0 where
+/// that is below [`NO_WEIGHT`]), x = e * (1 / sum e).
 #[inline(always)]
 pub(crate) unsafe fn softmax<V: Vector>(x: &mut [f32], scale: f32, bias: Option<&[f32]>) {
     let (p, len) = (x.as_mut_ptr(), x.len());
@@ -203,7 +207,8 @@ pub(crate) unsafe fn softmax<V: Vector>(x: &mut [f32], scale: f32, bias: Option<
         }
         let peak = V::splat(peak);
         let sum = reduce!(V, len, |acc, i, n| {
-            let e = math::exp(load::<V>(p.wrapping_add(i), n).sub(peak));
+            let d = load::<V>(p.wrapping_add(i), n).sub(peak);
+            let e = V::select_lt(d, V::splat(NO_WEIGHT), V::splat(0.0), math::exp(d));
             store(e, p.wrapping_add(i), n);
             acc.add(load(p.wrapping_add(i), n)) // re-read: padding lanes are +0
         });

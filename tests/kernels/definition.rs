@@ -143,11 +143,18 @@ pub fn finish(
     (0..x.len()).map(value).collect()
 }
 
+/// e^(z - top); +0 below e^-69.
+pub fn weights(z: &[f32], top: f32) -> Vec<f32> {
+    let mut e: Vec<f32> = z.iter().map(|z| z - top).collect();
+    scalar().exp(&mut e);
+    e.iter_mut().zip(z).filter(|(_, z)| **z - top < -69.0).for_each(|(e, _)| *e = 0.0);
+    e
+}
+
 pub fn softmax(x: &[f32], scale: f32, bias: Option<&[f32]>) -> Vec<f32> {
     let z: Vec<f32> = (0..x.len()).map(|i| bias.map_or(x[i] * scale, |b| x[i].mul_add(scale, b[i]))).collect();
     let top = z.iter().fold(f32::NEG_INFINITY, |top, &z| if top < z { z } else { top });
-    let mut e: Vec<f32> = z.iter().map(|z| z - top).collect();
-    scalar().exp(&mut e);
+    let e = weights(&z, top);
     let inverse = 1.0 / sum(&e);
     e.iter().map(|e| e * inverse).collect()
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use kin_infer::gpu::Activation;
 
 use super::batch::{Batch, Distances, Stages};
-use super::definition::{activation, chain, scalar, sum};
+use super::definition::{activation, chain, sum, weights};
 
 impl Batch {
     /// Calls `f(head, query row, rows of the keys)` in the order of a score buffer.
@@ -106,8 +106,7 @@ impl Batch {
         let z: Vec<f32> = (0..keys.len()).map(|j| if seen[j] { scaled(j) } else { 0.0 }).collect();
         let visible = |j: &usize| seen[*j];
         let top = (0..z.len()).filter(visible).fold(f32::NEG_INFINITY, |top, j| if top < z[j] { z[j] } else { top });
-        let mut e: Vec<f32> = z.iter().map(|z| z - top).collect();
-        scalar().exp(&mut e);
+        let mut e = weights(&z, top);
         (0..e.len()).filter(|j| !seen[*j]).for_each(|j| e[j] = 0.0);
         let inverse = 1.0 / sum(&e);
         (0..e.len()).map(|j| if seen[j] { e[j] * inverse } else { 0.0 }).collect()
