@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::{InferError, Result};
+use crate::weights::GgufFile;
 
 /// The model families this version loads. Each has one file under `arch/`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -146,26 +147,34 @@ fn default_position_type() -> String {
 }
 
 impl BertConfig {
-    /// Reads `config.json` of a folder.
+    /// Reads `config.json` of a folder, or the metadata of the GGUF file that the argument stands for
+    /// ([`GgufFile::find`]).
     ///
     /// # Errors
     /// [`IoError`](InferError::IoError) when it cannot be read, [`ModelError`](InferError::ModelError) naming the key
     /// when one is missing or has the wrong type.
     pub fn from_folder(folder: &Path) -> Result<Self> {
+        if let Some(file) = GgufFile::find(folder)? {
+            return Self::from_json(&file, Value::Object(crate::arch::gguf::config(&file)?));
+        }
         let file = folder.join("config.json");
         let text = std::fs::read_to_string(&file).map_err(|e| InferError::io(&file, e))?;
-        let mut value: Value = serde_json::from_str(&text).map_err(|e| InferError::model(&file, e.to_string()))?;
+        let value = serde_json::from_str(&text).map_err(|e| InferError::model(&file, e.to_string()))?;
+        Self::from_json(&file, value)
+    }
+
+    fn from_json(file: &Path, mut value: Value) -> Result<Self> {
         let Some(map) = value.as_object_mut() else {
-            return Err(InferError::model(&file, "expected a JSON object"));
+            return Err(InferError::model(file, "expected a JSON object"));
         };
         if !map.contains_key("model_type") {
             return Err(InferError::model(
-                &file,
+                file,
                 "`model_type` is missing; it names the model family, such as \"bert\"",
             ));
         }
         let Some(model_type) = map["model_type"].as_str().map(str::to_string) else {
-            return Err(InferError::model(&file, format!("`model_type` is {}, expected a text", map["model_type"])));
+            return Err(InferError::model(file, format!("`model_type` is {}, expected a text", map["model_type"])));
         };
         for key in SIZES.iter().chain(&OTHERS) {
             map.get(*key).is_some_and(Value::is_null).then(|| map.remove(*key));
@@ -175,7 +184,7 @@ impl BertConfig {
         map.retain(|_, v| !v.is_null());
         let wrong = wrong_key(&model_type, map);
         serde_json::from_value(value).map_err(|e| match architecture_of(&model_type) {
-            Ok(_) => InferError::model(&file, wrong.unwrap_or_else(|| e.to_string())),
+            Ok(_) => InferError::model(file, wrong.unwrap_or_else(|| e.to_string())),
             // An unknown family explains missing keys better than the keys do.
             Err(unknown) => unknown,
         })

@@ -1,10 +1,11 @@
-//! What a model argument names: a folder, or a hub id that lies in the local hub cache.
+//! What a model argument names: a folder, a GGUF file, or a hub id that lies in the local hub cache.
 
 use std::path::{Path, PathBuf};
 
 use crate::error::{InferError, Result};
+use crate::weights::GgufFile;
 
-/// The folder of a model given as a path or as a hub id `owner/name` that is in the local hub cache.
+/// The folder or GGUF file of a model given as a path or as a hub id `owner/name` that is in the local hub cache.
 ///
 /// # Errors
 /// [`InvalidArgument`](InferError::InvalidArgument) that says where was looked.
@@ -13,8 +14,12 @@ pub fn resolve(model: &str) -> Result<PathBuf> {
     if path.is_dir() {
         return Ok(path.to_path_buf());
     }
+    if GgufFile::find(path)?.is_some() {
+        return Ok(path.to_path_buf());
+    }
     if path.exists() {
-        return Err(InferError::model(path, "a model is a folder with config.json beside its weights, not one file"));
+        let detail = "a model is a folder with config.json beside its weights or a GGUF file, not another file";
+        return Err(InferError::model(path, detail));
     }
     let Some(repo) = cached_repo(model) else {
         return Err(InferError::InvalidArgument(format!("model `{model}`: no such folder")));
@@ -41,10 +46,11 @@ fn cached_repo(model: &str) -> Option<PathBuf> {
     Some(cache.join(format!("models--{}", model.replace('/', "--"))))
 }
 
-/// The snapshot `refs/main` names, else the only one; one without config.json is a download that did not end.
+/// The snapshot `refs/main` names, else the only one; one with neither config.json nor a GGUF file is a download that did not end.
 fn snapshot(repo: &Path) -> Option<PathBuf> {
     let snapshots = repo.join("snapshots");
-    let complete = |folder: &PathBuf| folder.join("config.json").is_file();
+    let is_gguf = |folder: &Path| matches!(GgufFile::find(folder), Ok(Some(_)));
+    let complete = |folder: &PathBuf| folder.join("config.json").is_file() || is_gguf(folder);
     if let Ok(commit) = std::fs::read_to_string(repo.join("refs/main")) {
         let folder = snapshots.join(commit.trim());
         if complete(&folder) {

@@ -10,8 +10,10 @@ use crate::error::{InferError, Result};
 use crate::gpu::Activation;
 pub use crate::gpu::PoolingMode;
 pub use crate::model::SparsePooling;
+use crate::weights::GgufFile;
 
 mod configs;
+mod gguf;
 pub(crate) mod json;
 mod late;
 mod list;
@@ -123,11 +125,15 @@ pub struct LayerNormSpec {
 }
 
 impl ModelFolder {
-    /// Reads what `folder` says. Without `modules.json`: mean pooling and L2 normalisation are assumed.
+    /// Reads what `folder` says. Without `modules.json`: mean pooling and L2 normalisation are assumed. A GGUF file, or
+    /// a folder that stands for one ([`GgufFile::find`]), says how to pool in its metadata.
     ///
     /// # Errors
     /// A file that is malformed, and a module or setting that is not supported, by file and key.
     pub fn read(folder: &Path) -> Result<Self> {
+        if let Some(file) = GgufFile::find(folder)? {
+            return gguf::read(&file);
+        }
         if !folder.is_dir() {
             return Err(InferError::model(folder, "no such folder"));
         }

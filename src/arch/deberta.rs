@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::bert::{after_attention, embeddings, masked_lm, post_norm};
+use super::edit::Edit;
 use super::keys::{MOST_DISTANCES, activation, positive, root_scale, unsupported};
-use super::table::Edit;
 use super::{DisentangledSpec, HeadChoice, HeadSpec, ModelSpec, ScorePositions, TensorTable};
 use crate::config::BertConfig;
 use crate::error::Result;

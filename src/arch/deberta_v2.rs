@@ -3,8 +3,8 @@
 
 use super::bert::after_attention;
 use super::deberta::{Terms, body, body_rows, max_relative_positions};
+use super::edit::Edit;
 use super::keys::{activation, positive, root_scale, unsupported};
-use super::table::Edit;
 use super::{ConvolutionSpec, DisentangledSpec, HeadChoice, ModelSpec, ScorePositions, TensorTable};
 use crate::config::BertConfig;
 use crate::error::Result;

@@ -4,12 +4,12 @@
 
 use serde_json::{Value, json};
 
+use super::edit::Edit;
 use super::keys::{positive, unsupported};
 use super::llama::{attention_rows, decoder, gated_rows, head_rows, table};
 use super::mistral::back;
 use super::qwen::sliding;
 use super::rope_config::{self, RopeKeys};
-use super::table::Edit;
 use super::{HeadChoice, HeadSpec, ModelSpec, NormPlace, QkNorm, ScorePositions, TensorTable};
 use crate::config::BertConfig;
 use crate::error::Result;

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::bert::post_norm;
+use super::edit::Edit;
 use super::keys::root_scale;
 use super::llama::{causal_head, head_rows};
-use super::table::Edit;
 use super::{HeadChoice, ModelSpec, NormPlace, TensorTable};
 use crate::config::BertConfig;
 use crate::error::Result;

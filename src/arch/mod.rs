@@ -5,8 +5,10 @@ mod bert;
 mod deberta;
 mod deberta_v2;
 mod distilbert;
+mod edit;
 mod electra;
 mod gemma;
+pub(crate) mod gguf;
 mod gpt2;
 mod gte;
 mod jina;
@@ -28,13 +30,14 @@ mod t5;
 mod table;
 mod words;
 
+pub use edit::Role;
 pub use relative::DistanceMap;
 pub use rope::{LongFrequencies, LongerRope, RopeSpec};
 pub use spec::{
     AttentionSpec, BucketSpec, ConvolutionSpec, DisentangledSpec, EmbeddingSpec, FeedForwardSpec, HeadSpec, LayerSpec,
     LearnedPositions, ModelSpec, NormPlace, NormSpec, Numbering, QkNorm, ScorePositions,
 };
-pub use table::{LoadReport, Role, TensorTable, Tensors};
+pub use table::{LoadReport, TensorTable, Tensors};
 
 use serde_json::{Map, Value};
 

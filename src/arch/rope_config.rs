@@ -137,6 +137,12 @@ fn scale(rope: &mut RopeSpec, c: &BertConfig, keys: &Keys) -> Result<()> {
             }
             rope.longer = Some(LongerRope { trained, frequencies: LongFrequencies::DynamicNtk { factor } });
         }
+        // What GGUF files have in place of a formula.
+        "factors" => {
+            let factors = keys.list("factors", rope.rotary_dim / 2)?;
+            rope.frequencies.iter_mut().zip(factors).for_each(|(f, factor)| *f /= factor);
+            rope.rescaled = "divided by factors of the file".to_string();
+        }
         "llama3" => llama3(rope, keys)?,
         "yarn" => yarn(rope, c, keys)?,
         "longrope" | "su" => longrope(rope, c, keys)?,

@@ -1,8 +1,9 @@
 //! Which tensors a model is made of: internal names, names in the file, shapes; and what remains of a checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
+use super::edit::{Edit, Role};
 use super::recognise::{alike, family_of};
 use crate::error::{InferError, Result};
 use crate::weights::{Checkpoint, Tensor};
@@ -42,64 +43,6 @@ pub(super) struct Name {
     pub prefixed: bool,
 }
 
-/// What is done to a tensor on the way from the file to the model.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Edit {
-    /// Nothing.
-    None,
-    /// These rows of it.
-    Rows(Range<usize>),
-    /// Rows lie head by head, `of` parts in each head: part `part` of every head, [heads * dim, k].
-    PartOfHeads { heads: usize, part: usize, of: usize },
-    /// A matrix stored [in, out].
-    Transposed,
-    /// 1 + each value.
-    PlusOne,
-    /// A convolution's kernel [out, in / groups, taps] as a matrix over unfolded rows, [out, taps * in].
-    Unfolded { groups: usize },
-}
-
-impl Edit {
-    fn apply(&self, t: &Tensor) -> Result<Tensor> {
-        match self {
-            Self::None => Ok(t.clone()),
-            Self::Rows(rows) => t.rows(rows.clone()),
-            Self::PartOfHeads { heads, part, of } => {
-                let rows = t.shape()[0];
-                let dim = rows / heads / of;
-                t.rows_rearranged(heads * dim, |row| (row / dim * of + part) * dim + row % dim)
-            }
-            Self::Transposed => {
-                let (k, n) = (t.shape()[0], t.shape()[1]);
-                t.rearranged(&[n, k], |i| Some(i % k * n + i / k))
-            }
-            Self::PlusOne => t.mapped(|v| v + 1.0),
-            Self::Unfolded { groups } => {
-                let (out, within, taps) = (t.shape()[0], t.shape()[1], t.shape()[2]);
-                let input = within * groups;
-                t.rearranged(&[out, taps * input], |i| {
-                    let (o, tap, from) = (i / (taps * input), i / input % taps, i % input);
-                    let group = o / (out / groups);
-                    (from / within == group).then(|| (o * within + from % within) * taps + tap)
-                })
-            }
-        }
-    }
-}
-
-/// What a model does with a tensor of its checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
-    /// It is read whole, as binary32: norms, biases, small tables, kernels of convolutions.
-    Values,
-    /// Inputs are multiplied with its rows.
-    Linear,
-    /// As `Linear`, with its columns.
-    LinearTransposed,
-    /// Rows of it are looked up; a language model that ties its head multiplies with them too.
-    Table,
-}
-
 impl Row {
     /// What the model does with the tensor, as its loader goes by the internal name.
     fn role(&self) -> Role {
@@ -107,7 +50,9 @@ impl Row {
             _ if ["embedding.word", "embedding.type", "embedding.position"].contains(&self.internal.as_str()) => {
                 Role::Table
             }
-            (Edit::None | Edit::Rows(_) | Edit::PartOfHeads { .. }, 2) if self.internal.ends_with(".weight") => {
+            (Edit::None | Edit::Rows(_) | Edit::PartOfHeads { .. } | Edit::HalvesApart { .. }, 2)
+                if self.internal.ends_with(".weight") =>
+            {
                 Role::Linear
             }
             (Edit::Transposed, 2) => Role::LinearTransposed,
@@ -238,6 +183,9 @@ impl TensorTable {
     /// A tensor that is missing, has another shape, or that nobody asked for; or, where that is the reason, a checkpoint
     /// that holds another family's tensors.
     pub fn resolve(&self, checkpoint: &Checkpoint) -> Result<Tensors> {
+        if let Some(file) = checkpoint.gguf() {
+            return super::gguf::renamed(self, checkpoint, file)?.find(checkpoint);
+        }
         self.find(checkpoint).map_err(|error| match family_of(checkpoint) {
             Some(other) if !alike(other, self.family) => InferError::ModelIncompatible {
                 key: "model_type".to_string(),
@@ -261,11 +209,12 @@ impl TensorTable {
         let full = |n: &Name| if n.prefixed { format!("{prefix}{}", n.text) } else { n.text.clone() };
         let mut found = BTreeMap::new();
         let mut roles = BTreeMap::new();
+        let mut widened = BTreeSet::new();
         for row in &self.rows {
             let Some(tensor) = row.names.iter().find_map(|n| checkpoint.get(&full(n))) else {
                 return Err(missing(checkpoint, &full(&row.names[0]), &row.shape));
             };
-            tensor.dtype()?;
+            let dtype = tensor.dtype()?;
             let Some(edit) = row.edit_of(tensor) else {
                 let transposed = if tensor.is_transposed() { ", transposed" } else { "" };
                 return Err(InferError::TensorError {
@@ -277,6 +226,9 @@ impl TensorTable {
             };
             let role = roles.entry(tensor.name().to_string()).or_insert(Role::Values);
             *role = row.role().max(*role);
+            if matches!(row.role(), Role::Linear | Role::LinearTransposed) && !dtype.is_computed() {
+                widened.insert(tensor.name().to_string());
+            }
             found.insert(row.internal.clone(), (tensor.clone(), edit));
         }
         let mut ignored = Vec::new();
@@ -292,14 +244,10 @@ impl TensorTable {
             }
             ignored.push(name.to_string());
         }
-        let widened = |name: &&String| {
-            let dtype = checkpoint.get(name).and_then(|t| t.dtype().ok());
-            roles[*name] != Role::Values && dtype.is_some_and(|d| d.is_block() && !d.is_computed())
-        };
         let report = LoadReport {
             used: roles.keys().cloned().collect(),
             ignored,
-            widened: roles.keys().filter(widened).cloned().collect(),
+            widened: widened.into_iter().collect(),
             bytes: checkpoint.total_bytes(),
         };
         Ok(Tensors { found, roles, report })

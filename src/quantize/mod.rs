@@ -19,7 +19,7 @@ use crate::arch::{HeadChoice, complete, describe_with};
 use crate::config::BertConfig;
 use crate::error::{InferError, Result};
 use crate::modules::ModelFolder;
-use crate::weights::{Checkpoint, Dtype};
+use crate::weights::{Checkpoint, Dtype, GgufFile};
 
 use plan::Plan;
 
@@ -90,6 +90,10 @@ pub fn quantize_folder(
         return Err(InferError::InvalidArgument(format!("quantize: Q8_0 and Q4_0 are written, not {}", options.dtype)));
     }
     files::check_output(output)?;
+    if let Some(file) = GgufFile::find(source)? {
+        let detail = "a GGUF file, expected safetensors: llama.cpp's own tools quantise GGUF files";
+        return Err(InferError::model(file, detail));
+    }
     let transformer = ModelFolder::read(source)?.transformer_dir;
     let checkpoint = Checkpoint::open(&transformer)?;
     let plan = plan(&transformer, &checkpoint, options)?;

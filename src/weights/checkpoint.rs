@@ -1,4 +1,4 @@
-//! All tensors of a model: one safetensors file, or the shards that an index names.
+//! All tensors of a model: one safetensors file, the shards that an index names, or one GGUF file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -8,13 +8,16 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::header::{self, MAX_HEADER, NameMap};
+use super::gguf::GgufFile;
+use super::header::{self, Entry, MAX_HEADER, NameMap};
 use super::mapping::Mapping;
 use super::{Tensor, tensor_error};
 use crate::error::{InferError, Result};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// What says that a folder's weights are safetensors.
+pub(super) const SAFETENSORS: [&str; 2] = [SINGLE, INDEX];
 const PYTORCH: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
 /// How to turn a PyTorch checkpoint into one that is read. Names and values stay as they are.
@@ -41,6 +44,8 @@ pub struct Checkpoint {
     source: PathBuf,
     mappings: Vec<Arc<Mapping>>,
     tensors: BTreeMap<String, Tensor>,
+    /// The metadata, where the tensors are a GGUF file's.
+    gguf: Option<GgufFile>,
 }
 
 #[derive(Deserialize)]
@@ -50,12 +55,15 @@ struct Index {
 
 impl Checkpoint {
     /// Opens the weights of a model folder: `model.safetensors`, or else `model.safetensors.index.json` and the shards
-    /// it names, which lie in the same folder.
+    /// it names, which lie in the same folder; or else the only GGUF file in it. A GGUF file can be named itself.
     ///
     /// # Errors
     /// [`ModelError`](InferError::ModelError) when there are no weights, a file is malformed or files contradict each
     /// other; [`TensorError`](InferError::TensorError) when one tensor is at fault; [`IoError`](InferError::IoError).
     pub fn open(folder: &Path) -> Result<Self> {
+        if let Some(file) = GgufFile::find(folder)? {
+            return Self::open_gguf(&file);
+        }
         let metadata = fs::metadata(folder).map_err(|e| InferError::io(folder, e))?;
         if !metadata.is_dir() {
             return Err(InferError::model(folder, "expected a model folder, found a file"));
@@ -66,7 +74,7 @@ impl Checkpoint {
         if exists(&folder.join(INDEX))? {
             return Self::open_shards(folder);
         }
-        let mut detail = format!("no weights: looked for {SINGLE} and {INDEX}");
+        let mut detail = format!("no weights: looked for {SINGLE}, {INDEX} and a GGUF file");
         for name in PYTORCH {
             if exists(&folder.join(name))? {
                 detail += &format!("; there is {name}, but only safetensors is read. To convert: {CONVERT}");
@@ -84,6 +92,22 @@ impl Checkpoint {
         let mut checkpoint = Self::empty(path.to_owned());
         checkpoint.add(path)?;
         Ok(checkpoint)
+    }
+
+    /// Opens one GGUF file.
+    ///
+    /// # Errors
+    /// As [`GgufFile::open`].
+    pub fn open_gguf(path: &Path) -> Result<Self> {
+        let gguf = GgufFile::open(path)?;
+        let tensor = |entry: &Entry| (entry.name.clone(), Tensor::new(Arc::clone(gguf.mapping()), entry.clone()));
+        let tensors = gguf.entries().iter().map(tensor).collect();
+        Ok(Self { source: path.to_owned(), mappings: vec![Arc::clone(gguf.mapping())], tensors, gguf: Some(gguf) })
+    }
+
+    /// The metadata, where the tensors are a GGUF file's.
+    pub fn gguf(&self) -> Option<&GgufFile> {
+        self.gguf.as_ref()
     }
 
     fn open_shards(folder: &Path) -> Result<Self> {
@@ -114,11 +138,11 @@ impl Checkpoint {
     }
 
     fn empty(source: PathBuf) -> Self {
-        Self { source, mappings: Vec::new(), tensors: BTreeMap::new() }
+        Self { source, mappings: Vec::new(), tensors: BTreeMap::new(), gguf: None }
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
-        let mapping = Arc::new(Mapping::open(path)?);
+        let mapping = Arc::new(Mapping::open(path, "a safetensors file")?);
         for entry in header::read(path, mapping.bytes())? {
             if let Some(other) = self.tensors.get(&entry.name) {
                 let found = format!("it in {} as well", other.file().display());
@@ -173,7 +197,7 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
-    /// The safetensors files.
+    /// The files that hold the tensors.
     pub fn files(&self) -> impl ExactSizeIterator<Item = &Path> {
         self.mappings.iter().map(|mapping| mapping.path())
     }

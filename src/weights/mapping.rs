@@ -15,15 +15,15 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Maps the regular file at `path`; symbolic links are followed.
-    pub(super) fn open(path: &Path) -> Result<Self> {
+    /// Maps the regular file at `path`, which ought to be `expected`; symbolic links are followed.
+    pub(super) fn open(path: &Path, expected: &str) -> Result<Self> {
         // The kind is known before the open, which would wait forever on a named pipe.
         let metadata = fs::metadata(path).map_err(|e| InferError::io(path, e))?;
         if !metadata.is_file() {
-            return Err(InferError::model(path, "expected a safetensors file, found a folder or a special file"));
+            return Err(InferError::model(path, format!("expected {expected}, found a folder or a special file")));
         }
         if metadata.len() == 0 {
-            return Err(InferError::model(path, "expected a safetensors file, found an empty file (0 bytes)"));
+            return Err(InferError::model(path, format!("expected {expected}, found an empty file (0 bytes)")));
         }
         let file = File::open(path).map_err(|e| InferError::io(path, e))?;
         // SAFETY: the mapping is read-only and private to this type, which hands out shared slices that borrow from it,

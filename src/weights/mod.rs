@@ -1,5 +1,5 @@
-//! Model weights on disk: a [`Checkpoint`] is one safetensors file, or several with an index, mapped into memory;
-//! a [`Tensor`] is a named, typed range of it.
+//! Model weights on disk: a [`Checkpoint`] is one safetensors file, or several with an index, or one GGUF file, mapped
+//! into memory; a [`Tensor`] is a named, typed range of it.
 //!
 //! Everything a header claims is checked against the file when the checkpoint is opened: a tensor that can be had lies
 //! inside its file and holds exactly the bytes that its shape and dtype ask for.
@@ -10,6 +10,7 @@
 pub mod blocks;
 mod checkpoint;
 mod dtype;
+pub mod gguf;
 mod header;
 mod mapping;
 mod tensor;
@@ -18,6 +19,7 @@ use std::path::Path;
 
 pub use checkpoint::Checkpoint;
 pub use dtype::Dtype;
+pub use gguf::GgufFile;
 pub use tensor::Tensor;
 
 use crate::error::InferError;
