@@ -4,6 +4,8 @@
 mod hostile;
 #[path = "gguf/models.rs"]
 mod models;
+#[path = "gguf/tokenizers.rs"]
+mod tokenizers;
 #[path = "gguf/writer.rs"]
 mod writer;
 

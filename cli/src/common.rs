@@ -15,8 +15,8 @@ use crate::failure::{Failure, Result};
 
 #[derive(clap::Args)]
 pub struct Model {
-    /// A folder with config.json beside the weights, or a hub id such as `owner/name` that lies in the local hub
-    /// cache (see `kin-infer env` for where that is). A build with the feature `download` fetches an id that is not
+    /// A folder with config.json beside the weights, a GGUF file, or a hub id such as `owner/name` that lies in the local
+    /// hub cache (see `kin-infer env` for where that is). A build with the feature `download` fetches an id that is not
     /// there, unless HF_HUB_OFFLINE is set
     #[arg(long, value_name = "MODEL")]
     pub model: String,

@@ -1,11 +1,13 @@
 //! `inspect`: what a model computes, what of its files is used, and what it takes.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use kin_infer::arch::{HeadChoice, HeadSpec};
 use kin_infer::modules::{ModelFolder, Module, Output, Task};
 use kin_infer::pooling::Pooler;
 use kin_infer::tokenizer::{TextTokenizer, Window, window};
+use kin_infer::weights::Checkpoint;
 use kin_infer::{BertConfig, BertModel, InferError};
 use serde_json::{Map, Value, json};
 
@@ -18,13 +20,15 @@ use crate::output::Sink;
 The model is loaded as for use, so that a model `inspect` describes is one that works; a model without a tokenizer is
 described too. Each line is a name, a tab and what it says: the layers, embeddings, positions, norms, attention,
 feed-forward block and head; the longest sequence that the positions allow, and the window that texts are cut to with
-what set it; the modules after the transformer, the prompts, what a text becomes; tensors, memory, assumptions.
+what set it; the modules after the transformer, the prompts, what a text becomes; tensors and their types, memory,
+assumptions. Blocks that are not computed with are widened to F32 when a model is loaded.
 
 Examples:
   kin-infer inspect models/all-MiniLM-L6-v2
-  kin-infer inspect models/all-MiniLM-L6-v2 --tensors --json")]
+  kin-infer inspect models/all-MiniLM-L6-v2 --tensors --json
+  kin-infer inspect models/minilm-q8_0.gguf")]
 pub struct Args {
-    /// A folder with config.json beside the weights, or a hub id that lies in the local hub cache
+    /// A folder with config.json beside the weights, a GGUF file, or a hub id that lies in the local hub cache
     #[arg(value_name = "MODEL")]
     model: String,
     /// Which head the model is loaded with. `auto` is the one that modules.json uses; without modules.json the classifier
@@ -52,6 +56,9 @@ struct Described {
     prompts: Vec<String>,
     used: Vec<String>,
     ignored: Vec<String>,
+    widened: Vec<String>,
+    /// Number of tensors by the type of their elements.
+    types: BTreeMap<String, usize>,
     file_bytes: u64,
     weight_bytes: usize,
     assumptions: Vec<String>,
@@ -111,10 +118,22 @@ fn describe(folder: &Path, args: &Args) -> Result<Described> {
         prompts: prompt_words(&about),
         used: report.used.clone(),
         ignored: report.ignored.clone(),
+        widened: report.widened.clone(),
+        types: types(dir)?,
         file_bytes: report.bytes,
         weight_bytes: model.weight_bytes(),
         assumptions,
     })
+}
+
+/// How many tensors of each type there are.
+fn types(dir: &Path) -> Result<BTreeMap<String, usize>> {
+    let checkpoint = Checkpoint::open(dir)?;
+    let mut types = BTreeMap::new();
+    for tensor in checkpoint.names().filter_map(|name| checkpoint.get(name)) {
+        *types.entry(tensor.dtype_name().to_string()).or_default() += 1;
+    }
+    Ok(types)
 }
 
 /// Whether there is one; one that is malformed fails.
@@ -214,11 +233,17 @@ impl Described {
         lines.push(("output", self.output.clone()));
         lines.push(("tensors used", self.used.len().to_string()));
         lines.push(("tensors ignored", self.ignored.len().to_string()));
+        if !self.widened.is_empty() {
+            lines.push(("tensors widened to F32", self.widened.len().to_string()));
+        }
         if tensors {
             lines.extend(self.used.iter().map(|name| ("used", name.clone())));
             lines.extend(self.ignored.iter().map(|name| ("ignored", name.clone())));
+            lines.extend(self.widened.iter().map(|name| ("widened", name.clone())));
         }
         lines.push(("checkpoint", format!("{} bytes", self.file_bytes)));
+        let types: Vec<String> = self.types.iter().map(|(name, count)| format!("{count} of {name}")).collect();
+        lines.push(("tensor types", types.join(", ")));
         lines.push((
             "memory",
             format!("{} bytes of packed matrices; embedding rows are read from the file", self.weight_bytes),
@@ -240,6 +265,8 @@ impl Described {
             "output": self.output,
             "tensors_used": names(&self.used),
             "tensors_ignored": names(&self.ignored),
+            "tensors_widened": names(&self.widened),
+            "tensor_types": self.types,
             "parameter_bytes": self.file_bytes,
             "weight_bytes": self.weight_bytes,
             "assumptions": self.assumptions,

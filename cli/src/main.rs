@@ -38,7 +38,7 @@ struct Cli {
 }
 
 const EXAMPLES: &str = "\
-A model is a folder (config.json beside the weights) or a hub id that lies in the local hub cache.
+A model is a folder (config.json beside the weights), a GGUF file, or a hub id that lies in the local hub cache.
 Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed or some inputs failed, 2 wrong usage.
 
 Examples:

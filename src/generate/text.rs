@@ -14,6 +14,7 @@ use crate::error::{InferError, Result};
 use crate::gpu::{GpuCompute, create_compute};
 use crate::model::BertModel;
 use crate::tokenizer::TextTokenizer;
+use crate::weights::GgufFile;
 
 /// A decoder with its tokenizer, its chat templates and the defaults of its folder.
 ///
@@ -54,6 +55,8 @@ impl TextGenerator {
 
     /// Loads a folder onto a given backend.
     pub fn load_with_compute(folder: &Path, compute: Arc<dyn GpuCompute>) -> Result<Self> {
+        let gguf = GgufFile::find(folder)?;
+        let folder = gguf.as_deref().unwrap_or(folder);
         let config = BertConfig::from_folder(folder)?;
         let tokenizer = TextTokenizer::from_folder(folder)?;
         let (defaults, chat) = (GenerationDefaults::from_folder(folder)?, ChatTemplate::from_folder(folder)?);

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use super::gguf;
 use crate::error::{InferError, Result};
 
 /// A JSON object with the file it stands in. A key that is absent or null reads as `None`.
@@ -81,14 +82,15 @@ impl JsonFile {
     }
 }
 
-/// The value in a JSON file; `None` when there is no such file.
+/// The value in a JSON file; `None` when there is no such file. The settings of a GGUF file stand in its metadata, and are
+/// read under the names that files in a folder have.
 pub(crate) fn read_value(file: &Path) -> Result<Option<Value>> {
     match std::fs::read(file) {
         Ok(bytes) => match serde_json::from_slice(&bytes) {
             Ok(value) => Ok(Some(value)),
             Err(error) => Err(InferError::model(file, format!("not valid JSON: {error}"))),
         },
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => gguf::settings(file),
         Err(error) => Err(InferError::io(file, error)),
     }
 }

@@ -8,6 +8,7 @@ use tokenizers::decoders::byte_level::ByteLevel;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::normalizers::NFC;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::digits::Digits;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split as SplitRule, SplitPattern};
 use tokenizers::{SplitDelimiterBehavior, Tokenizer};
@@ -31,23 +32,38 @@ const LLAMA3: &str = concat!(
 /// The tokenizer of a vocab.json and the merges.txt beside it, without special tokens and template.
 pub(super) fn read(file: &Path, split: Split, config: &JsonFile) -> Result<Tokenizer> {
     let merges = file.with_file_name("merges.txt");
+    let (vocab, pairs) = (read_vocabulary(file)?, read_merges(&merges)?);
+    of_vocabulary(vocab, pairs, split, config).map_err(|detail| failure(&merges, detail))
+}
+
+/// The same for ids and merges that are read already.
+pub(super) fn of_vocabulary(
+    vocab: Vocab,
+    merges: Vec<(String, String)>,
+    split: Split,
+    config: &JsonFile,
+) -> std::result::Result<Tokenizer, String> {
+    let prefix = config.flag("add_prefix_space").map_err(|error| error.to_string())?.unwrap_or(false);
     // Words of the vocabulary come out whole in LLaMA 3, whatever their merges.
     let model = BPE::builder().ignore_merges(split == Split::Llama3);
-    let model = model.vocab_and_merges(read_vocabulary(file)?, read_merges(&merges)?).build();
-    let mut inner = Tokenizer::new(model.map_err(|error| failure(&merges, error))?);
-    let prefix = config.flag("add_prefix_space")?.unwrap_or(false);
+    let model = model.vocab_and_merges(vocab, merges).build();
+    let mut inner = Tokenizer::new(model.map_err(|error| error.to_string())?);
     let pattern = match split {
-        Split::Gpt2 => None,
+        Split::Gpt2 | Split::Digits => None,
         Split::Qwen2 => Some(QWEN2),
         Split::Llama3 => Some(LLAMA3),
     };
     let bytes = ByteLevel::new(prefix, true, pattern.is_none());
     match pattern {
+        None if split == Split::Digits => {
+            let steps: Vec<PreTokenizerWrapper> = vec![Digits::new(true).into(), bytes.into()];
+            inner.with_pre_tokenizer(Some(Sequence::new(steps)))
+        }
         None => inner.with_pre_tokenizer(Some(bytes)),
         Some(pattern) => {
             let pattern = SplitPattern::Regex(pattern.to_owned());
             let rule = SplitRule::new(pattern, SplitDelimiterBehavior::Isolated, false);
-            let rule = rule.map_err(|error| failure(file, error))?;
+            let rule = rule.map_err(|error| error.to_string())?;
             let steps: Vec<PreTokenizerWrapper> = vec![rule.into(), bytes.into()];
             inner.with_pre_tokenizer(Some(Sequence::new(steps)))
         }
@@ -81,9 +97,12 @@ fn read_vocabulary(file: &Path) -> Result<Vocab> {
 fn read_merges(file: &Path) -> Result<Vec<(String, String)>> {
     let text = std::fs::read_to_string(file).map_err(|error| InferError::io(file, error))?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with("#version"));
-    let pair = |(number, line): (usize, &str)| match line.split_once(' ') {
-        Some((a, b)) if !a.is_empty() && !b.is_empty() && !b.contains(' ') => Ok((a.to_owned(), b.to_owned())),
-        _ => Err(failure(file, format!("line {}: expected two tokens with a space between", number + 1))),
-    };
-    lines.map(pair).collect()
+    let wrong = |number| failure(file, format!("line {}: expected two tokens with a space between", number + 1));
+    lines.map(|(number, line)| merge(line).ok_or_else(|| wrong(number))).collect()
+}
+
+/// Two tokens with a space between.
+pub(super) fn merge(line: &str) -> Option<(String, String)> {
+    let (a, b) = line.split_once(' ')?;
+    (!a.is_empty() && !b.is_empty() && !b.contains(' ')).then(|| (a.to_owned(), b.to_owned()))
 }

@@ -39,6 +39,8 @@ pub(super) enum Vocabulary {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Split {
     Gpt2,
+    /// As GPT-2's, with digits one by one.
+    Digits,
     Qwen2,
     Llama3,
 }
@@ -173,6 +175,11 @@ pub(super) fn of_folder(folder: &Path, config: &JsonFile) -> Result<&'static Fam
     let found = families().find(|family| family.model_types.contains(&model_type)).unwrap_or(&BERT);
     let bytes = folder.join("vocab.json").is_file() && folder.join("merges.txt").is_file();
     Ok(if found.vocabulary == SentencePiece(Layout::Llama) && bytes { &LLAMA3 } else { found })
+}
+
+/// Byte-level BPE of models whose configuration is of the LLaMA kind.
+pub(super) fn llama3() -> &'static Family {
+    &LLAMA3
 }
 
 /// The family of a tokenizer class.

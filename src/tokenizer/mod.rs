@@ -3,10 +3,12 @@
 //!
 //! A folder's tokenizer.json says everything (`saved`). Without it the tokenizer is built from what the folder holds,
 //! by the rules of its `family`: vocab.txt (`wordpiece`), vocab.json and merges.txt (`byte_bpe`) or a SentencePiece
-//! model (`sentencepiece`), completed by the special tokens (`special`) and where they stand (`template`).
+//! model (`sentencepiece`), completed by the special tokens (`special`) and where they stand (`template`). A GGUF file
+//! holds the same in its metadata (`gguf`).
 
 mod byte_bpe;
 mod family;
+mod gguf;
 mod saved;
 mod sentencepiece;
 mod special;
@@ -29,6 +31,7 @@ use self::window::sentence_config;
 pub use self::window::{Window, window};
 use crate::error::{InferError, Result};
 use crate::modules::json::JsonFile;
+use crate::weights::GgufFile;
 
 /// The token ids of one input.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -51,11 +54,16 @@ pub struct TextTokenizer {
 
 impl TextTokenizer {
     /// Reads `tokenizer.json`, else the vocabulary files of the folder's family (see the module), with what
-    /// `tokenizer_config.json` says beside them. Truncation and padding set in `tokenizer.json` do not apply.
+    /// `tokenizer_config.json` says beside them; or the metadata of the GGUF file that the argument stands for.
+    /// Truncation and padding set in `tokenizer.json` do not apply.
     pub fn from_folder(folder: &Path) -> Result<Self> {
+        let gguf = GgufFile::find(folder)?;
+        let folder = gguf.as_deref().unwrap_or(folder);
         let json = folder.join("tokenizer.json");
         let config = JsonFile::optional(folder.join("tokenizer_config.json"))?;
-        let (mut inner, file, usual_pad) = if json.is_file() {
+        let (mut inner, file, usual_pad) = if let Some(gguf) = &gguf {
+            gguf::read(gguf, &config)?
+        } else if json.is_file() {
             (saved::read(folder, &json, &config)?, json, None)
         } else {
             from_vocabulary(folder, &config)?

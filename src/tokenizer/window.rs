@@ -31,7 +31,8 @@ pub fn window(folder: &Path, config_limit: Option<usize>) -> Result<Option<Windo
             limits.push(Window { limit, source: format!("`{key}` of {name}") });
         }
     }
-    limits.extend(config_limit.map(|limit| Window { limit, source: "the positions of config.json".to_owned() }));
+    let source = if folder.is_file() { "the context length of the GGUF file" } else { "the positions of config.json" };
+    limits.extend(config_limit.map(|limit| Window { limit, source: source.to_owned() }));
     Ok(limits.into_iter().min_by_key(|window| window.limit))
 }
 

@@ -20,9 +20,19 @@ pub(super) fn read(file: &Path, config: &JsonFile, specials: &Specials) -> Resul
         return Err(failure(&config.file, format!("{keys} not supported without tokenizer.json")));
     }
     let text = std::fs::read_to_string(file).map_err(|error| InferError::io(file, error))?;
+    of_tokens(text.lines().map(str::to_owned), file, config, specials)
+}
+
+/// The same for the lines of such a file.
+pub(super) fn of_tokens(
+    tokens: impl Iterator<Item = String>,
+    file: &Path,
+    config: &JsonFile,
+    specials: &Specials,
+) -> Result<Tokenizer> {
     // The crate's own reader would trim tokens. The last of equal lines counts.
     let mut vocab = WordPiece::read_bytes(b"").map_err(|error| failure(file, error))?;
-    vocab.extend((0..).zip(text.lines()).map(|(id, token)| (token.to_owned(), id)));
+    vocab.extend(tokens.zip(0..));
     let unk = specials.role(Role::Unk).unwrap_or_default();
     let model = WordPiece::builder().vocab(vocab).unk_token(unk.to_owned()).max_input_chars_per_word(100).build();
     let model = model.map_err(|error| failure(file, error))?;

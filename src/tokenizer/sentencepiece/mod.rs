@@ -39,19 +39,54 @@ pub(super) fn read(
     let spm = SpmModel::read(file)?;
     refuse_what_is_not_done(&spm).map_err(|detail| failure(file, detail))?;
     let extra_ids = if layout == Layout::T5 { vocabulary::extra_ids(config)? } else { 0 };
-    let vocab = vocabulary::of_layout(&spm, layout, extra_ids, specials).map_err(|detail| failure(file, detail))?;
+    of_model(&spm, file, layout, extra_ids, config, specials)
+}
+
+/// The same for a model that is read already.
+fn of_model(
+    spm: &SpmModel,
+    file: &Path,
+    layout: Layout,
+    extra_ids: usize,
+    config: &JsonFile,
+    specials: &Specials,
+) -> Result<(Tokenizer, Vec<AddedToken>)> {
+    let vocab = vocabulary::of_layout(spm, layout, extra_ids, specials).map_err(|detail| failure(file, detail))?;
     if let Some(token) = repeated(&vocab) {
         return Err(failure(file, format!("the piece `{token}` stands twice in the vocabulary")));
     }
-    let text = text::Rules::new(&spm, layout, config)?;
-    let own = own_tokens(&spm, layout, extra_ids);
-    let unk = vocabulary::unk_id(&spm, layout);
+    let text = text::Rules::new(spm, layout, config)?;
+    let own = own_tokens(spm, layout, extra_ids);
+    let unk = vocabulary::unk_id(spm, layout);
     let model =
         build(vocab, unk, spm.trainer.model_type, text.byte_fallback).map_err(|detail| failure(file, detail))?;
     let mut inner = Tokenizer::new(model);
-    text.apply(&spm, &mut inner).map_err(|detail| failure(file, detail))?;
+    text.apply(spm, &mut inner).map_err(|detail| failure(file, detail))?;
     let own = own.into_iter().filter(|token| inner.token_to_id(&token.content).is_some()).collect();
     Ok((inner, own))
+}
+
+/// A SentencePiece model's parts, from a file of another kind.
+pub(super) struct Parts<'a> {
+    /// Tokens in the order of their ids, with scores, and kinds numbered as in SentencePiece files.
+    pub(super) pieces: Vec<(&'a str, f32, u64)>,
+    /// Unigram, or BPE with pieces for bytes.
+    pub(super) unigram: bool,
+    pub(super) charsmap: Vec<u8>,
+    pub(super) add_dummy_prefix: bool,
+    pub(super) remove_extra_whitespaces: bool,
+}
+
+/// The tokenizer of a vocabulary whose ids are the model's already, without template, and the tokens that it declares.
+pub(super) fn of_parts(
+    parts: Parts,
+    file: &Path,
+    config: &JsonFile,
+    specials: &Specials,
+) -> Result<(Tokenizer, Vec<AddedToken>)> {
+    let unigram = parts.unigram;
+    let spm = SpmModel::of_parts(parts).map_err(|detail| failure(file, detail))?;
+    of_model(&spm, file, if unigram { Layout::T5 } else { Layout::Llama }, 0, config, specials)
 }
 
 fn refuse_what_is_not_done(spm: &SpmModel) -> std::result::Result<(), String> {

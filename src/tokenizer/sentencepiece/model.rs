@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use super::Parts;
 use super::wire::{Fields, Wire};
 use crate::error::{InferError, Result};
 use crate::tokenizer::failure;
@@ -79,6 +80,33 @@ impl SpmModel {
         Self::parse(&bytes).and_then(Self::checked).map_err(|detail| failure(file, detail))
     }
 
+    /// A model of these parts.
+    pub(super) fn of_parts(parts: Parts) -> Wire<Self> {
+        let piece = |(id, (text, score, kind)): (usize, &(&str, f32, u64))| {
+            let kind = Kind::of(*kind).ok_or_else(|| format!("token {id} has the unknown type {kind}"))?;
+            Piece { text: text.to_string(), score: *score, kind }.checked(id)
+        };
+        let pieces = parts.pieces.iter().enumerate().map(piece).collect::<Wire<Vec<_>>>()?;
+        let unk = pieces.iter().position(|piece| piece.kind == Kind::Unknown);
+        let trainer = Trainer {
+            model_type: if parts.unigram { super::UNIGRAM } else { super::BYTE_PAIRS },
+            byte_fallback: parts.pieces.iter().any(|(_, _, kind)| *kind == 6),
+            unk_id: unk.map_or(-1, |id| id as i64),
+            // Where other roles' tokens are is not the model's affair.
+            bos_id: -1,
+            eos_id: -1,
+            pad_id: -1,
+            ..Trainer::default()
+        };
+        let normalizer = Normalizer {
+            charsmap: parts.charsmap,
+            add_dummy_prefix: parts.add_dummy_prefix,
+            remove_extra_whitespaces: parts.remove_extra_whitespaces,
+            ..Normalizer::default()
+        };
+        Self { pieces, trainer, normalizer }.checked()
+    }
+
     fn parse(bytes: &[u8]) -> Wire<Self> {
         let mut model = Self::default();
         for field in Fields(bytes) {
@@ -123,13 +151,17 @@ impl Piece {
                 _ => {}
             }
         }
-        let fault = match &piece {
+        piece.checked(id)
+    }
+
+    fn checked(self, id: usize) -> Wire<Self> {
+        let fault = match &self {
             Self { text, .. } if text.is_empty() => "is empty".to_owned(),
             Self { text, .. } if text.chars().count() > LONGEST_PIECE => {
                 format!("is longer than {LONGEST_PIECE} characters")
             }
             Self { score, .. } if !score.is_finite() => format!("has the score {score}"),
-            _ => return Ok(piece),
+            _ => return Ok(self),
         };
         Err(format!("piece {id} {fault}"))
     }
