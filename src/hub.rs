@@ -46,7 +46,8 @@ fn cached_repo(model: &str) -> Option<PathBuf> {
     Some(cache.join(format!("models--{}", model.replace('/', "--"))))
 }
 
-/// The snapshot `refs/main` names, else the only one; one with neither config.json nor a GGUF file is a download that did not end.
+/// The snapshot `refs/main` names, else the only one; one with neither config.json nor a GGUF file is a download that
+/// did not end.
 fn snapshot(repo: &Path) -> Option<PathBuf> {
     let snapshots = repo.join("snapshots");
     let is_gguf = |folder: &Path| matches!(GgufFile::find(folder), Ok(Some(_)));

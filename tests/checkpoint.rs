@@ -349,7 +349,7 @@ fn other_dtypes_are_listed_and_refused_as_floats() {
 fn folders_without_weights_say_what_was_looked_for() {
     let folder = Folder::new();
     let name = folder.0.file_name().unwrap().to_str().unwrap().to_owned();
-    let wanted = ["model.safetensors and model.safetensors.index.json"];
+    let wanted = ["looked for model.safetensors, model.safetensors.index.json and a GGUF file"];
     refused("empty folder", folder.open(), &name, "", &wanted);
 
     let file = folder.write("pytorch_model.bin", "PK");
