@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One model, one hash: with every instruction set this CPU has and any number of threads, `kin-infer fingerprint`
-# must print the hash that README.md states. Wants a release build and scripts/fetch-minilm.sh.
+# must print the hash that README.md states. Wants a release build and scripts/fetch-models.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

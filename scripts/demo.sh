@@ -56,7 +56,7 @@ list_sources() {
     fi
 }
 
-run scripts/fetch-minilm.sh
+run scripts/fetch-models.sh minilm
 run cargo build --release
 write_corpus
 run target/release/kin-infer embed --model "$model" --input "$corpus" --output "$vectors"

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Writes the tiny random checkpoints and float64 reference outputs under tests/fixtures.
 
-    python tools/make_fixtures.py                        every fixture but minilm
+    python tools/make_fixtures.py                        every fixture but minilm and smollm2
     python tools/make_fixtures.py --only bert-base       one fixture (may be repeated)
     python tools/make_fixtures.py --family bert          all fixtures of a module of tools/fixtures (may be repeated)
     python tools/make_fixtures.py --minilm FOLDER        all-MiniLM-L6-v2, a sentence-transformers folder
+    python tools/make_fixtures.py --smollm2 FILE         SmolLM2-135M-Instruct.Q4_1.gguf
     python tools/make_fixtures.py --check                into a temporary folder, and compares with the committed bytes
 
 --check goes with each of the others. What the files hold is said at the head of each module of tools/fixtures.
@@ -55,6 +56,7 @@ def main():
     parser.add_argument("--family", action="append", choices=families, metavar="NAME", default=[],
                         help=", ".join(families))
     parser.add_argument("--minilm", type=Path, metavar="FOLDER", help="writes the minilm references")
+    parser.add_argument("--smollm2", type=Path, metavar="FILE", help="writes the smollm2 references")
     parser.add_argument("--check", action="store_true", help="compares with the committed files, writes none of them")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -62,12 +64,14 @@ def main():
     logging.disable_progress_bar()
 
     names = args.only + [name for family in args.family for name in families[family].VARIANTS]
-    if not names and not args.minilm:
+    if not names and not args.minilm and not args.smollm2:
         names = list(makers)
 
     def write():
         if args.minilm:
             families["sentence"].make_minilm(args.minilm)
+        if args.smollm2:
+            importlib.import_module("fixtures.smollm2").make_smollm2(args.smollm2)
         for name in names:
             makers[name].make(name)
 

@@ -60,15 +60,21 @@ pub fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// The real model's folder. Absent: says that `test` is skipped, or fails when `KIN_INFER_REQUIRE_MODEL` demands it.
+/// all-MiniLM-L6-v2's folder; see [`real_model`].
 pub fn minilm(test: &str) -> Option<PathBuf> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models/all-MiniLM-L6-v2");
-    if folder.join("model.safetensors").is_file() {
-        return Some(folder);
+    real_model(test, "all-MiniLM-L6-v2", "all-MiniLM-L6-v2/model.safetensors")
+}
+
+/// A real model under models/. Absent: says that `test` is skipped, or fails when `KIN_INFER_REQUIRE_MODEL` demands it.
+pub fn real_model(test: &str, model: &str, weights: &str) -> Option<PathBuf> {
+    let models = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("models");
+    let path = models.join(model);
+    if models.join(weights).is_file() {
+        return Some(path);
     }
     let required = std::env::var("KIN_INFER_REQUIRE_MODEL").is_ok_and(|v| v == "1");
-    assert!(!required, "KIN_INFER_REQUIRE_MODEL=1 and {} is absent: run scripts/fetch-minilm.sh", folder.display());
-    say(&format!("1 skipped: {test}: {} is absent; scripts/fetch-minilm.sh brings it", folder.display()));
+    assert!(!required, "KIN_INFER_REQUIRE_MODEL=1 and {} is absent: run scripts/fetch-models.sh", path.display());
+    say(&format!("1 skipped: {test}: {} is absent; scripts/fetch-models.sh brings it", path.display()));
     None
 }
 
