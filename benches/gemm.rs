@@ -1,19 +1,18 @@
 //! Matrix products and attention of the CPU backend as a share of the FMA peak, one thread.
 //!
 //! `cargo bench --bench gemm [-- [--rounds N] [words that a row's label must hold]]`. Every sample of a row lies between
-//! two measurements of the instruction set's peak (see `peak`), in thread CPU time: a share is a ratio within a few
+//! two measurements of the instruction set's peak (see `cpu::peak`), in thread CPU time: a share is a ratio within a few
 //! milliseconds, which changes of the clock and other jobs disturb least. Run by `cargo test --benches`, it only checks
 //! that all tables give the same bits.
 
 mod clock;
 mod operands;
-mod peak;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
 use clock::{median, now};
-use kin_infer::cpu::{self, CpuCompute, Kernels};
+use kin_infer::cpu::{self, CpuCompute, Kernels, peak};
 use kin_infer::gpu::{AttentionShape, Buffer, Columns, Epilogue, GpuCompute, KeyWindow, ScoreBias, Segments};
 use kin_infer::weights::Dtype;
 use operands::Operands;

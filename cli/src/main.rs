@@ -2,6 +2,7 @@
 //!
 //! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed (or some inputs failed), 2 wrong usage.
 
+mod bench;
 mod common;
 mod devices;
 mod download;
@@ -65,6 +66,8 @@ enum Command {
     Quantize(quantize::Args),
     /// Hash a model's outputs on fixed inputs: equal on every machine
     Fingerprint(fingerprint::Args),
+    /// Measure a model on this machine: texts and tokens a second, share of the peak, memory
+    Bench(bench::Args),
     /// List the devices and instruction sets this build can use here
     Devices(devices::Args),
     /// List the environment variables that are read, and their values
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => inspect::run(&args),
         Command::Quantize(args) => quantize::run(&args),
         Command::Fingerprint(args) => fingerprint::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Env(args) => devices::run_env(&args),
     };

@@ -15,6 +15,7 @@ mod memory;
 mod neon;
 mod operands;
 mod packed;
+pub mod peak;
 mod pooling;
 mod quant;
 mod rows;

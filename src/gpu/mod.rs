@@ -4,12 +4,14 @@
 
 mod buffer;
 mod compute;
+mod profiled;
 mod shapes;
 
 use std::sync::Arc;
 
 pub use buffer::{Buffer, IndexBuffer, KvStore, Table, Weight};
 pub use compute::GpuCompute;
+pub use profiled::{Cost, Profiled};
 pub use shapes::{
     Activation, AttentionShape, Columns, Disentangled, Epilogue, KeyWindow, Norm, NormKind, PoolingMode, Rope,
     RopeLayout, ScoreBias, Segments, Slices, StoredAttention,

@@ -1,4 +1,4 @@
-//! The FMA peak of an instruction set: a loop over registers alone.
+//! The FMA peak of an instruction set: a loop over registers alone, what products are measured against.
 //!
 //! Every accumulator starts from a value. A register left over from other code can read as denormals, each FMA then
 //! takes a microcode assist, and a "peak" 10 to 200 times too low makes every share of it that much too high.
@@ -14,7 +14,7 @@ use std::arch::x86_64::*;
 pub type Loop = fn(iterations: u64) -> f64;
 
 /// The loop of a kernel table that this CPU can run; `None` for a table without one.
-pub fn of(table: &kin_infer::cpu::Kernels) -> Option<Loop> {
+pub fn of(table: &super::Kernels) -> Option<Loop> {
     match table.name() {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a table is handed out only where the CPU has its instruction set.
