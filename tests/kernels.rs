@@ -5,6 +5,8 @@
 mod accuracy;
 #[path = "kernels/definition.rs"]
 mod definition;
+#[path = "kernels/functions.rs"]
+mod functions;
 #[path = "kernels/matmul.rs"]
 mod matmul;
 

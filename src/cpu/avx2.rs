@@ -38,6 +38,9 @@ impl Vector for __m256 {
         fn mul_add(self, b: Self, c: Self) -> Self = _mm256_fmadd_ps(self, b, c);
         fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self =
             _mm256_blendv_ps(b, a, _mm256_cmp_ps::<_CMP_LT_OQ>(x, y));
+        fn lesser(x: Self, y: Self) -> Self = _mm256_min_ps(x, y); // the instruction's rule for NaN and zeros is the trait's
+        fn greater(x: Self, y: Self) -> Self = _mm256_max_ps(x, y);
+        fn neg(self) -> Self = _mm256_xor_ps(self, _mm256_set1_ps(-0.0));
         fn abs(self) -> Self = _mm256_and_ps(self, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fff_ffff)));
         fn pow2(self) -> Self = {
             let biased = _mm256_castps_si256(_mm256_add_ps(self, _mm256_set1_ps(POW2_MAGIC)));

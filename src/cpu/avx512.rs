@@ -31,7 +31,11 @@ impl Vector for __m512 {
         fn mul_add(self, b: Self, c: Self) -> Self = _mm512_fmadd_ps(self, b, c);
         fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self =
             _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(x, y), b, a);
+        fn lesser(x: Self, y: Self) -> Self = _mm512_min_ps(x, y); // the instruction's rule for NaN and zeros is the trait's
+        fn greater(x: Self, y: Self) -> Self = _mm512_max_ps(x, y);
         fn abs(self) -> Self = _mm512_abs_ps(self);
+        fn neg(self) -> Self = _mm512_xor_ps(self, _mm512_set1_ps(-0.0));
+        fn scale_pow2(self, n: Self) -> Self = _mm512_scalef_ps(self, n);
         fn pow2(self) -> Self = {
             let biased = _mm512_castps_si512(_mm512_add_ps(self, _mm512_set1_ps(POW2_MAGIC)));
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))

@@ -1,11 +1,9 @@
 //! exp and the activations, from IEEE add, multiply, divide and FMA alone, so that every ISA gives the same bits.
 //!
-//! Coefficients, ranges and measured worst errors stand in docs/numerics.md. NaN in gives NaN out.
+//! Definitions, ranges and measured worst errors stand in docs/numerics.md; where a case of a definition cannot show in
+//! a bit, it is left out here, and tests hold the functions to the definitions. NaN in gives NaN out.
 
-use super::simd::Vector;
-
-/// 1.5 * 2^23: adding and subtracting it rounds to an integer, ties to even.
-const ROUND_MAGIC: f32 = 12_582_912.0;
+use super::simd::{ROUND_MAGIC, Vector};
 
 /// e^x. Overflows to +inf above 88.72, underflows gradually to 0 below -87.3.
 ///
@@ -14,9 +12,27 @@ const ROUND_MAGIC: f32 = 12_582_912.0;
 #[inline(always)]
 pub(crate) unsafe fn exp<V: Vector>(x: V) -> V {
     // SAFETY: forwarded from this function's contract.
+    unsafe { exp_below(V::lesser(V::splat(89.5), x)) }
+}
+
+/// e^x for x up to 89.5.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+unsafe fn exp_below<V: Vector>(x: V) -> V {
+    // SAFETY: forwarded from this function's contract.
+    unsafe { exp_between(V::greater(V::splat(-105.0), x)) }
+}
+
+/// e^x for x in -105..=89.5; any value for other x.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn exp_between<V: Vector>(x: V) -> V {
+    // SAFETY: forwarded from this function's contract.
     unsafe {
-        let x = V::select_lt(x, V::splat(-105.0), V::splat(-105.0), x);
-        let x = V::select_lt(V::splat(89.5), x, V::splat(89.5), x);
         let magic = V::splat(ROUND_MAGIC);
         let n = x.mul_add(V::splat(std::f32::consts::LOG2_E), magic).sub(magic);
         // ln 2 in two parts; the high one has 9 significant bits, so n * hi is exact.
@@ -27,10 +43,7 @@ pub(crate) unsafe fn exp<V: Vector>(x: V) -> V {
             .mul_add(r, V::splat(0.041_666_854))
             .mul_add(r, V::splat(0.166_665_76))
             .mul_add(r, V::splat(0.5));
-        let p = r.mul(r).mul_add(q, r).add(V::splat(1.0));
-        // 2^n in two factors, each a normal number, so that only the last multiplication rounds.
-        let half = n.mul(V::splat(0.5)).add(magic).sub(magic);
-        p.mul(half.pow2()).mul(n.sub(half).pow2())
+        r.mul(r).mul_add(q, r).add(V::splat(1.0)).scale_pow2(n)
     }
 }
 
@@ -56,8 +69,7 @@ const NORMAL_TAIL: [f32; 10] = [
 pub(crate) unsafe fn gelu_erf<V: Vector>(x: V) -> V {
     // SAFETY: forwarded from this function's contract.
     unsafe {
-        let a = x.abs();
-        let a = V::select_lt(V::splat(15.0), a, V::splat(15.0), a);
+        let a = V::lesser(V::splat(15.0), x.abs());
         let t = V::splat(1.0).div(a.mul_add(V::splat(0.25), V::splat(1.0)));
         let mut g = V::splat(NORMAL_TAIL[9]);
         for i in (0..9).rev() {
@@ -66,15 +78,12 @@ pub(crate) unsafe fn gelu_erf<V: Vector>(x: V) -> V {
         let g = g.mul(t);
         // a^2 = high + low exactly; e^(high + low) = e^high (1 + low) to first order.
         let high = a.mul(a);
-        let low = a.mul_add(a, V::splat(0.0).sub(high));
-        let e = exp(high.mul(V::splat(-0.5)));
+        let low = a.mul_add(a, high.neg());
+        let e = exp_below(high.mul(V::splat(-0.5)));
         let e = low.mul(V::splat(-0.5)).mul_add(e, e);
         let tail = e.mul(g);
-        let product = x.mul(tail);
-        let negative = V::select_lt(x, V::splat(-15.0), V::splat(-0.0), product);
-        let positive = V::splat(0.0).sub(x).mul_add(tail, x);
-        let positive = V::select_lt(x, V::splat(15.0), positive, x); // infinity * 0 is NaN
-        V::select_lt(V::splat(0.0), x, positive, negative)
+        // x - x tail, and x tail for negative x: x is +-a, or the tail of 15 is +0.
+        a.neg().mul_add(tail, V::greater(V::splat(-0.0), x))
     }
 }
 
@@ -87,18 +96,16 @@ pub(crate) unsafe fn gelu_erf<V: Vector>(x: V) -> V {
 pub(crate) unsafe fn gelu_tanh<V: Vector>(x: V) -> V {
     // SAFETY: forwarded from this function's contract.
     unsafe {
-        let c = V::select_lt(x, V::splat(-15.0), V::splat(-15.0), x);
-        let c = V::select_lt(V::splat(15.0), c, V::splat(15.0), c);
+        let c = V::lesser(V::splat(15.0), V::greater(V::splat(-15.0), x));
         let w = V::splat(-0.071_354_814).mul_add(c.mul(c), V::splat(-1.595_769));
         // -2|u| = |c| * w, kept as high + low.
         let a = c.abs();
         let high = a.mul(w);
-        let low = a.mul_add(w, V::splat(0.0).sub(high));
-        let e = exp(high);
+        let low = a.mul_add(w, high.neg());
+        let e = exp_below(high);
         let e = low.mul_add(e, e);
-        let y = V::select_lt(x, V::splat(0.0), c.mul(e), c).div(e.add(V::splat(1.0)));
-        let y = V::select_lt(x, V::splat(-15.0), V::splat(-0.0), y);
-        V::select_lt(V::splat(15.0), x, x, y)
+        // x is c, or e is +0.
+        V::select_lt(x, V::splat(0.0), c.mul(e), x).div(e.add(V::splat(1.0)))
     }
 }
 
@@ -110,7 +117,7 @@ pub(crate) unsafe fn gelu_tanh<V: Vector>(x: V) -> V {
 pub(crate) unsafe fn sigmoid<V: Vector>(x: V) -> V {
     // SAFETY: forwarded from this function's contract.
     unsafe {
-        let e = exp(V::splat(0.0).sub(x.abs()));
+        let e = exp_below(x.abs().neg());
         V::select_lt(x, V::splat(0.0), e, V::splat(1.0)).div(e.add(V::splat(1.0)))
     }
 }
@@ -123,9 +130,9 @@ pub(crate) unsafe fn sigmoid<V: Vector>(x: V) -> V {
 pub(crate) unsafe fn silu<V: Vector>(x: V) -> V {
     // SAFETY: forwarded from this function's contract.
     unsafe {
-        let e = exp(V::splat(0.0).sub(x.abs()));
-        let y = V::select_lt(x, V::splat(0.0), x.mul(e), x).div(e.add(V::splat(1.0)));
-        V::select_lt(x, V::splat(-110.0), V::splat(-0.0), y) // -infinity * 0 is NaN
+        let e = exp_below(x.abs().neg());
+        let c = V::greater(V::splat(-110.0), x); // -infinity * 0 is NaN
+        V::select_lt(x, V::splat(0.0), c.mul(e), x).div(e.add(V::splat(1.0)))
     }
 }
 

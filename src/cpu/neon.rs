@@ -40,6 +40,7 @@ impl Vector for float32x4_t {
         fn mul_add(self, b: Self, c: Self) -> Self = vfmaq_f32(c, self, b);
         fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self = vbslq_f32(vcltq_f32(x, y), a, b);
         fn abs(self) -> Self = vabsq_f32(self);
+        fn neg(self) -> Self = vnegq_f32(self);
         fn pow2(self) -> Self = {
             let biased = vreinterpretq_s32_f32(vaddq_f32(self, vdupq_n_f32(POW2_MAGIC)));
             vreinterpretq_f32_s32(vshlq_n_s32::<23>(biased))

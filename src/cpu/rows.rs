@@ -192,7 +192,7 @@ pub(crate) unsafe fn softmax<V: Vector>(x: &mut [f32], scale: f32, bias: Option<
             };
             store(z, p.add(i), n);
             if n == V::LANES {
-                top = V::select_lt(top, z, z, top);
+                top = V::greater(z, top);
             } else {
                 for j in 0..n {
                     let value = *p.add(i + j);
@@ -208,7 +208,7 @@ pub(crate) unsafe fn softmax<V: Vector>(x: &mut [f32], scale: f32, bias: Option<
         let peak = V::splat(peak);
         let sum = reduce!(V, len, |acc, i, n| {
             let d = load::<V>(p.wrapping_add(i), n).sub(peak);
-            let e = V::select_lt(d, V::splat(NO_WEIGHT), V::splat(0.0), math::exp(d));
+            let e = V::select_lt(d, V::splat(NO_WEIGHT), V::splat(0.0), math::exp_between(d));
             store(e, p.wrapping_add(i), n);
             acc.add(load(p.wrapping_add(i), n)) // re-read: padding lanes are +0
         });

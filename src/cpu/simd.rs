@@ -51,7 +51,31 @@ pub(crate) trait Vector: Copy {
     unsafe fn mul_add(self, b: Self, c: Self) -> Self;
     /// `x < y ? a : b`, lane by lane; `b` where either is NaN. Hardware min and max differ on NaN between ISAs.
     unsafe fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self;
+    /// `x < y ? x : y`; `y` where either is NaN or both are zeros.
+    #[inline(always)]
+    unsafe fn lesser(x: Self, y: Self) -> Self {
+        // SAFETY: forwarded.
+        unsafe { Self::select_lt(x, y, x, y) }
+    }
+    /// `y < x ? x : y`; `y` where either is NaN or both are zeros.
+    #[inline(always)]
+    unsafe fn greater(x: Self, y: Self) -> Self {
+        // SAFETY: forwarded.
+        unsafe { Self::select_lt(y, x, x, y) }
+    }
     unsafe fn abs(self) -> Self;
+    /// The other sign, of zeros and NaN too.
+    unsafe fn neg(self) -> Self;
+    /// `self * 2^n`, rounded once, for |self| in 0.5..=2 and an integer-valued n in -200..=200; any value for other n.
+    #[inline(always)]
+    unsafe fn scale_pow2(self, n: Self) -> Self {
+        // SAFETY: forwarded.
+        unsafe {
+            // In two factors, each a normal number, so that only the last multiplication rounds.
+            let half = n.mul(Self::splat(0.5)).add(Self::splat(ROUND_MAGIC)).sub(Self::splat(ROUND_MAGIC));
+            self.mul(half.pow2()).mul(n.sub(half).pow2())
+        }
+    }
     /// 2^k for an integer-valued k in -126..=127.
     unsafe fn pow2(self) -> Self;
     /// Sum of the lanes by halving: lane i takes lane i + LANES/2, until one is left.
@@ -70,6 +94,9 @@ pub(crate) trait Vector: Copy {
         lanes[0]
     }
 }
+
+/// 1.5 * 2^23: adding and subtracting it rounds to an integer, ties to even.
+pub(crate) const ROUND_MAGIC: f32 = 12_582_912.0;
 
 /// The magic addend of [`Vector::pow2`]: 1.5 * 2^23 + 127 leaves k + 127 in the low mantissa bits, so that a shift
 /// makes the exponent; no float-to-int conversion (whose NaN and range rules differ between ISAs) takes part.
@@ -103,6 +130,7 @@ impl Vector for f32 {
         fn mul_add(self, b: Self, c: Self) -> Self = f32::mul_add(self, b, c);
         fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self = if x < y { a } else { b };
         fn abs(self) -> Self = f32::abs(self);
+        fn neg(self) -> Self = -self;
         fn pow2(self) -> Self = f32::from_bits((self + POW2_MAGIC).to_bits() << 23);
     }
 }

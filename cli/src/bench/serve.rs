@@ -41,9 +41,15 @@ pub fn run(folder: &Path, threads: usize) -> Result<Done> {
                 corpus = texts(&path)?;
                 say(&json!({"event": "corpus", "texts": corpus.len()}))?;
             }
-            Command::Run { out } => {
+            Command::Run { out, batch, sort } => {
+                let batch = batch.filter(|_| sort == Some(false)).unwrap_or(corpus.len()).max(1);
+                let (mut vectors, mut tokens) = (Vec::with_capacity(corpus.len()), 0);
                 let start = Instant::now();
-                let (vectors, tokens) = encode(&encoder, &corpus)?;
+                for texts in corpus.chunks(batch) {
+                    let (of_call, count) = encode(&encoder, texts)?;
+                    vectors.extend(of_call);
+                    tokens += count;
+                }
                 let seconds = start.elapsed().as_secs_f64();
                 if let Some(out) = out {
                     let bytes: Vec<u8> = vectors.iter().flatten().flat_map(|v| v.to_le_bytes()).collect();
