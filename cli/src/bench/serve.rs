@@ -20,9 +20,12 @@ enum Command {
     Corpus {
         path: PathBuf,
     },
-    /// Embeds them; `out` takes the vectors, little-endian f32 one after the other.
+    /// Embeds them in one call, which plans its own batches, or with `sort` false in calls of `batch` texts in their order;
+    /// `out` takes the vectors, little-endian f32 one after the other.
     Run {
         out: Option<PathBuf>,
+        batch: Option<usize>,
+        sort: Option<bool>,
     },
     Quit,
 }
