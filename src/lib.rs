@@ -31,6 +31,7 @@ pub mod embedder;
 pub mod env;
 pub mod error;
 pub mod fingerprint;
+mod fork;
 pub mod generate;
 pub mod gpu;
 pub mod hub;

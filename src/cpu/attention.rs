@@ -10,8 +10,6 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::packed::Output;
 use super::scores::{Shape, Terms};
 use super::simd::{PANEL, VIRTUAL_LANES};
@@ -213,12 +211,7 @@ pub(super) fn run(
             SCRATCH.with_borrow_mut(|s| unsafe { one_head(kernels, shape, head, segment, views, output, s) });
         }
     };
-    let tasks = segments.len() * shape.heads;
-    if rayon::current_num_threads() == 1 {
-        (0..tasks).for_each(task);
-    } else {
-        (0..tasks).into_par_iter().for_each(task);
-    }
+    crate::fork::each(segments.len() * shape.heads, task);
 }
 
 /// # Safety

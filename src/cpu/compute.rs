@@ -3,8 +3,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::attention::{self, View};
 use super::kv::{self, Keys};
 use super::memory::Pool;
@@ -14,6 +12,7 @@ use super::quant::QuantKernels;
 use super::table::Kernels;
 use super::{dispatch, pooling};
 use crate::error::{InferError, Result};
+use crate::fork;
 use crate::gpu::{
     Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer, KvStore,
     Norm, NormKind, PoolingMode, Rope, RopeLayout, Segments, Slices, StoredAttention, Table, Weight,
@@ -36,12 +35,12 @@ fn each_rows(x: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
         return;
     }
     let rows = x.len() / cols;
-    let tasks = rayon::current_num_threads().min(x.len().div_ceil(MIN_VALUES)).min(rows).max(1);
+    let tasks = fork::threads().min(x.len().div_ceil(MIN_VALUES)).min(rows).max(1);
     if tasks == 1 {
         return f(0, x);
     }
     let chunk = rows.div_ceil(tasks);
-    x.par_chunks_mut(chunk * cols).enumerate().for_each(|(i, part)| f(i * chunk, part));
+    fork::each_of(x.chunks_mut(chunk * cols).enumerate().collect(), |(i, part)| f(i * chunk, part));
 }
 
 impl CpuCompute {
@@ -74,7 +73,7 @@ impl GpuCompute for CpuCompute {
             backend: GpuBackend::Cpu,
             name: std::env::consts::ARCH.to_string(),
             detail: self.kernels.name().to_string(),
-            threads: rayon::current_num_threads(),
+            threads: fork::threads(),
         }
     }
 

@@ -7,8 +7,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
 use super::attention::View;
 use super::gemm::K_BLOCK;
 use super::memory::AlignedBuf;
@@ -149,7 +147,8 @@ pub(super) fn attend(kernels: &Kernels, q: View, sequences: &[Sequence], s: &Sto
             (0..s.heads).step_by(group).map(move |head| (sequence, head..head + group))
         })
         .collect();
-    let task = |(sequence, heads): &(&Sequence, Range<usize>)| {
+    let task = |i: usize| {
+        let (sequence, heads): &(&Sequence, Range<usize>) = &tasks[i];
         let shape = Shape {
             heads: s.heads,
             kv_heads: sequence.kv_heads,
@@ -169,11 +168,7 @@ pub(super) fn attend(kernels: &Kernels, q: View, sequences: &[Sequence], s: &Sto
             }
         });
     };
-    if rayon::current_num_threads() == 1 || tasks.len() == 1 {
-        tasks.iter().for_each(task);
-    } else {
-        tasks.par_iter().for_each(task);
-    }
+    crate::fork::each(tasks.len(), task);
 }
 
 thread_local! {

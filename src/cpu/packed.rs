@@ -11,6 +11,7 @@ use super::quant::{Activations, QuantKernels, QuantMatrix};
 use super::simd::PANEL;
 use super::table::Kernels;
 use crate::error::{InferError, Result};
+use crate::fork;
 use crate::gpu::Activation;
 use crate::weights::{Dtype, Tensor};
 
@@ -191,7 +192,7 @@ pub(super) fn run(kernels: &Kernels, quant: &QuantKernels, p: &Product, c: &mut 
     }
     let panels = n.div_ceil(PANEL);
     let groups = panels.div_ceil(kernels.tile_panels());
-    let threads = rayon::current_num_threads();
+    let threads = fork::threads();
     let tasks = threads.min((p.rows * n * k.max(1)).div_ceil(MIN_TASK));
     let by_columns = tasks.min(groups);
     let by_rows = (tasks / by_columns).clamp(1, p.rows.div_ceil(kernels.tile_rows()));
@@ -213,10 +214,7 @@ pub(super) fn run(kernels: &Kernels, quant: &QuantKernels, p: &Product, c: &mut 
             }
         };
     };
-    match by_columns * by_rows {
-        1 => task(0),
-        tasks => (0..tasks).into_par_iter().with_max_len(1).for_each(task),
-    }
+    fork::each(by_columns * by_rows, task);
     if let Some((_, activations)) = quantised {
         activations.give_back();
     }

@@ -17,6 +17,7 @@ use crate::batch::{BATCH_TOKENS, PackedBatch, Sequence, plan};
 use crate::config::BertConfig;
 use crate::cpu::CpuCompute;
 use crate::error::{InferError, Result};
+use crate::fork;
 use crate::gpu::{Buffer, GpuBackend, GpuCompute, KvStore, PoolingMode, create_compute};
 use crate::pooling::{Pooler, Step};
 use crate::weights::Checkpoint;
@@ -78,7 +79,7 @@ impl BertModel {
         complete(&mut config, &checkpoint)?;
         let (spec, table) = describe_with(&config, head)?;
         let tensors = table.resolve(&checkpoint)?;
-        let weights = on_pool(|| Weights::load(&spec, &tensors, &*compute))?;
+        let weights = rayon::scope(|_| Weights::load(&spec, &tensors, &*compute))?;
         // The packed copies are what is computed with; pages of the file that are needed again are read again.
         checkpoint.release_pages();
         tracing::debug!(family = spec.family, layers = spec.layers.len(), bytes = tensors.report.bytes, "model loaded");
@@ -221,7 +222,7 @@ impl BertModel {
         sequences.iter().enumerate().try_for_each(|(i, s)| s.check(i, &self.spec))?;
         let mut batch = PackedBatch::new(sequences.iter());
         batch.lengths = lengths.to_vec();
-        on_pool(|| {
+        fork::team(|| {
             let hidden = self.run_layers(&batch, Some(stores), None)?;
             if !score {
                 return Ok(Vec::new());
@@ -264,11 +265,13 @@ impl BertModel {
         let good: Vec<usize> = (0..sequences.len()).filter(|&i| results[i].is_none()).collect();
         let lengths: Vec<usize> = good.iter().map(|&i| sequences[i].ids.len()).collect();
         let batches = plan(&lengths, BATCH_TOKENS);
-        let in_batches: Vec<Vec<(usize, Result<Vec<f32>>)>> = on_pool(|| {
-            // Whole batches side by side need no joint between operations; a single one is split inside each.
-            let items = batches.into_par_iter().map(|batch| batch.into_iter().map(|i| good[i]).collect::<Vec<_>>());
-            items.map(|items| self.run_items(sequences, &items, finish)).collect()
-        });
+        let items = |batch: Vec<usize>| batch.into_iter().map(|i| good[i]).collect::<Vec<_>>();
+        let run = |batch| self.run_items(sequences, &items(batch), finish);
+        // Whole batches side by side need no joint between operations; a single one is split inside each.
+        let in_batches: Vec<Vec<(usize, Result<Vec<f32>>)>> = match batches.len() {
+            1 => fork::team(|| batches.into_iter().map(run).collect()),
+            _ => rayon::scope(|_| batches.into_par_iter().map(run).collect()),
+        };
         for (item, result) in in_batches.into_iter().flatten() {
             results[item] = Some(result);
         }
@@ -348,9 +351,4 @@ fn masked_rows(ids: &[Vec<u32>], masks: &[Vec<u32>], types: Option<&[Vec<u32>]>)
     }
     let row = |i: usize| Sequence::from_masked(i, &ids[i], &masks[i], types.map(|t| t[i].as_slice()));
     (0..ids.len()).map(row).collect()
-}
-
-/// Runs `f` on a thread of the current rayon pool, so that each operation forks without a trip between pools.
-fn on_pool<T: Send>(f: impl FnOnce() -> T + Send) -> T {
-    rayon::scope(|_| f())
 }

@@ -22,6 +22,7 @@ use super::memory::AlignedBuf;
 use super::packed::{Output, Product};
 use super::simd::PANEL;
 use crate::error::Result;
+use crate::fork;
 
 /// An [n, k] matrix of quantised blocks in panels of 16 columns; see [`QuantKind`] for the order of the bytes. The last
 /// panel is padded with zero scales.
@@ -100,15 +101,15 @@ impl Activations {
         a.values.resize(blocks * QBLOCK, 0);
         a.scales.resize(blocks, 0.0);
         a.starts.resize(blocks, 0);
-        let chunk = (MIN_VALUES / QBLOCK).max(blocks.div_ceil(rayon::current_num_threads())).max(1);
+        let chunk = (MIN_VALUES / QBLOCK).max(blocks.div_ceil(fork::threads())).max(1);
         if blocks <= chunk {
             // SAFETY: the CPU has the table's instruction set; the slices hold the same blocks.
             unsafe { (kernels.quantise)(kind, &x[..blocks * QBLOCK], &mut a.values, &mut a.scales, &mut a.starts) };
             return a;
         }
-        let parts = x[..blocks * QBLOCK].par_chunks(chunk * QBLOCK).zip(a.values.par_chunks_mut(chunk * QBLOCK));
-        let marks = a.scales.par_chunks_mut(chunk).zip(a.starts.par_chunks_mut(chunk));
-        parts.zip(marks).for_each(|((x, q), (scales, starts))| {
+        let parts = x[..blocks * QBLOCK].chunks(chunk * QBLOCK).zip(a.values.chunks_mut(chunk * QBLOCK));
+        let marks = a.scales.chunks_mut(chunk).zip(a.starts.chunks_mut(chunk));
+        fork::each_of(parts.zip(marks).collect(), |((x, q), (scales, starts))| {
             // SAFETY: as above.
             unsafe { (kernels.quantise)(kind, x, q, scales, starts) };
         });
