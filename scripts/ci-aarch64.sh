@@ -67,4 +67,4 @@ run_tests() {
 # cortex-a72 is plain NEON; max adds dotprod, fp16, i8mm and bf16, which only the kernels and what they compute can show.
 arguments=("$@")
 run_tests cortex-a72 --lib --tests
-run_tests max,sve=off --test kernels --test backend_ops --test parity
+run_tests max,sve=off --lib --test kernels --test backend_ops --test parity

@@ -51,7 +51,8 @@ pub use embedder::{
 };
 pub use error::{InferError, Result};
 pub use fingerprint::fingerprint;
-pub use model::{BertModel, Encoded};
+pub use gpu::Precision;
+pub use model::{BertModel, Encoded, LoadOptions};
 
 /// The dot product of two vectors in the contract's order: 32 virtual lanes, folded by halving. On unit vectors it is
 /// their cosine similarity.

@@ -20,6 +20,8 @@ mod errors;
 mod extremes;
 #[path = "kernels/backend/isolation.rs"]
 mod isolation;
+#[path = "kernels/backend/quantised.rs"]
+mod quantised;
 #[path = "kernels/backend/relative.rs"]
 mod relative;
 #[path = "kernels/backend/rows.rs"]

@@ -13,10 +13,12 @@ mod sequences;
 mod sizes;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use common::fixture;
 use folder::Copy;
-use kin_infer::{BertConfig, BertModel, Embedder, InferError, Reranker, Sequence};
+use kin_infer::cpu::CpuCompute;
+use kin_infer::{BertConfig, BertModel, Embedder, InferError, LoadOptions, Precision, Reranker, Sequence};
 use serde_json::{Value, json};
 
 fn base() -> BertModel {
@@ -75,19 +77,26 @@ fn a_weight_that_is_not_finite_is_refused_at_load() {
 fn a_non_finite_result_names_item_and_stage_and_spares_the_others() {
     let copy = Copy::new("bert-base");
     poison(&copy.0, "embeddings.word_embeddings.weight", f32::NAN); // token 0
-    let model = copy.load().unwrap();
     let sequences: Vec<_> = [vec![5, 6], vec![7, 0, 8], vec![9]].into_iter().map(Sequence::new).collect();
-    let results = model.encode(&sequences);
-    let clean = base().encode(&sequences);
-    assert_eq!(results[0].as_ref().unwrap(), clean[0].as_ref().unwrap());
-    assert_eq!(results[2].as_ref().unwrap(), clean[2].as_ref().unwrap());
-    match &results[1] {
-        Err(InferError::NonFiniteOutput { item: 1, stage }) => assert_eq!(stage, "embeddings"),
-        other => panic!("{other:?}"),
+    for precision in [Precision::Exact, Precision::Int8] {
+        let model = load_as(&copy.0, precision);
+        let results = model.encode(&sequences);
+        let clean = load_as(&fixture("bert-base"), precision).encode(&sequences);
+        assert_eq!(results[0].as_ref().unwrap(), clean[0].as_ref().unwrap());
+        assert_eq!(results[2].as_ref().unwrap(), clean[2].as_ref().unwrap());
+        match &results[1] {
+            Err(InferError::NonFiniteOutput { item: 1, stage }) => assert_eq!(stage, "embeddings"),
+            other => panic!("{precision}: {other:?}"),
+        }
+        let ids = [vec![5, 6], vec![7, 0, 8]];
+        let error = model.forward(&ids, &[vec![1; 2], vec![1; 3]]).unwrap_err();
+        assert!(matches!(error, InferError::NonFiniteOutput { item: 1, .. }), "{error:?}");
     }
-    let ids = [vec![5, 6], vec![7, 0, 8]];
-    let error = model.forward(&ids, &[vec![1; 2], vec![1; 3]]).unwrap_err();
-    assert!(matches!(error, InferError::NonFiniteOutput { item: 1, .. }), "{error:?}");
+}
+
+fn load_as(folder: &Path, precision: Precision) -> BertModel {
+    let (config, compute) = (BertConfig::from_folder(folder).unwrap(), Arc::new(CpuCompute::new().unwrap()));
+    BertModel::load_with_options(folder, config, compute, LoadOptions { precision, ..LoadOptions::default() }).unwrap()
 }
 
 /// Weights that are finite but overflow f32 inside the model: the layer is named.
@@ -96,9 +105,22 @@ fn an_overflow_names_its_layer() {
     let copy = Copy::new("bert-base");
     poison(&copy.0, "encoder.layer.1.output.dense.bias", 3e38);
     poison(&copy.0, "encoder.layer.1.output.LayerNorm.weight", 3e38);
-    let model = copy.load().unwrap();
-    match model.encode(&[Sequence::new(vec![1, 2, 3])]).remove(0) {
-        Err(InferError::NonFiniteOutput { item: 0, stage }) => assert_eq!(stage, "layer.1.out"),
+    for precision in [Precision::Exact, Precision::Int8] {
+        match load_as(&copy.0, precision).encode(&[Sequence::new(vec![1, 2, 3])]).remove(0) {
+            Err(InferError::NonFiniteOutput { item: 0, stage }) => assert_eq!(stage, "layer.1.out"),
+            other => panic!("{precision}: {other:?}"),
+        }
+    }
+}
+
+/// What overflows inside a layer overflows in int8 as well, and is not rounded to a number.
+#[test]
+fn an_overflow_inside_a_layer_shows_in_int8() {
+    let copy = Copy::new("bert-base");
+    poison(&copy.0, "encoder.layer.0.intermediate.dense.bias", 3e38);
+    poison(&copy.0, "encoder.layer.0.output.dense.weight", 1e5);
+    match load_as(&copy.0, Precision::Int8).encode(&[Sequence::new(vec![1, 2, 3])]).remove(0) {
+        Err(InferError::NonFiniteOutput { item: 0, stage }) => assert_eq!(stage, "layer.0.out"),
         other => panic!("{other:?}"),
     }
 }

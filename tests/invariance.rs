@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use common::{decoders, encoders, fixture};
 use kin_infer::arch::{HeadChoice, HeadSpec, ScorePositions};
-use kin_infer::cpu::{CpuCompute, Kernels, available};
+use kin_infer::cpu::{CpuCompute, Kernels, available, quant_available};
 use kin_infer::model::SparsePooling;
-use kin_infer::{BertConfig, BertModel, ModelArchitecture, Sequence, fingerprint};
+use kin_infer::{BertConfig, BertModel, LoadOptions, ModelArchitecture, Precision, Sequence, fingerprint};
 use rayon::ThreadPool;
 use sha2::{Digest, Sha256};
 
@@ -35,10 +35,23 @@ const FAMILIES: [&str; 18] = [
     "t5-gated-gelu",
 ];
 
-fn load(name: &str, kernels: &'static Kernels, head: HeadChoice) -> BertModel {
+fn load(name: &str, kernels: &'static Kernels, options: LoadOptions) -> BertModel {
+    load_onto(name, CpuCompute::with_kernels(kernels), options)
+}
+
+fn load_onto(name: &str, compute: CpuCompute, options: LoadOptions) -> BertModel {
     let config = BertConfig::from_folder(&fixture(name)).unwrap();
-    let compute = Arc::new(CpuCompute::with_kernels(kernels));
-    BertModel::load_with_head(&fixture(name), config, compute, head).unwrap_or_else(|e| panic!("{name}: {e}"))
+    BertModel::load_with_options(&fixture(name), config, Arc::new(compute), options)
+        .unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+const CONFIGURED: LoadOptions = LoadOptions { head: HeadChoice::Configured, precision: Precision::Exact };
+const INT8: LoadOptions = LoadOptions { head: HeadChoice::Configured, precision: Precision::Int8 };
+
+/// Whether a fixture is fingerprinted in int8 too: one of each family, one of each type of weights, two decoders.
+fn in_int8(name: &str) -> bool {
+    FAMILIES.contains(&name)
+        || ["bert-base", "bert-bf16", "bert-classifier-3", "llama-sharded", "gpt2-base"].contains(&name)
 }
 
 fn pool(threads: usize) -> ThreadPool {
@@ -81,11 +94,16 @@ fn report_isas() -> Vec<&'static Kernels> {
     tables
 }
 
-/// The heads a fixture is loaded with, each with its name in fingerprints.json.
-fn heads(name: &str) -> Vec<(String, HeadChoice)> {
+/// The ways a fixture is loaded, each with its name in fingerprints.json.
+fn ways(name: &str) -> Vec<(String, LoadOptions)> {
     let masked = common::Reference::open(name).names().iter().any(|n| n == "seq.0.splade");
-    let masked = masked.then(|| (format!("{name}, token scores"), HeadChoice::MaskedLm));
-    std::iter::once((name.to_string(), HeadChoice::Configured)).chain(masked).collect()
+    let masked = masked.then(|| (format!("{name}, token scores"), masked_lm()));
+    let int8 = in_int8(name).then(|| (format!("{name}, int8"), INT8));
+    std::iter::once((name.to_string(), CONFIGURED)).chain(masked).chain(int8).collect()
+}
+
+fn masked_lm() -> LoadOptions {
+    LoadOptions { head: HeadChoice::MaskedLm, ..CONFIGURED }
 }
 
 /// The scores of the next token, from a cache that grows by three tokens and then one by one.
@@ -125,11 +143,11 @@ fn every_isa_and_thread_count_gives_the_committed_bits_on_every_fixture() {
     let committed = std::fs::read_to_string(&file).unwrap();
     let mut committed: BTreeMap<String, String> = serde_json::from_str(&committed).unwrap();
     let names = encoders().into_iter().chain(decoders());
-    let fixtures: Vec<_> = names.flat_map(|name| heads(&name).into_iter().map(move |h| (name.clone(), h))).collect();
+    let fixtures: Vec<_> = names.flat_map(|name| ways(&name).into_iter().map(move |h| (name.clone(), h))).collect();
     if common::update() {
-        for (name, (key, head)) in &fixtures {
+        for (name, (key, options)) in &fixtures {
             let scalar = tables[tables.len() - 1];
-            committed.entry(key.clone()).or_insert_with(|| hash(&load(name, scalar, *head)));
+            committed.entry(key.clone()).or_insert_with(|| hash(&load(name, scalar, *options)));
         }
         std::fs::write(&file, serde_json::to_string_pretty(&committed).unwrap() + "\n").unwrap();
     }
@@ -137,9 +155,9 @@ fn every_isa_and_thread_count_gives_the_committed_bits_on_every_fixture() {
     let missing: Vec<_> = known.iter().filter(|key| !committed.contains_key(**key)).collect();
     assert!(missing.is_empty(), "KIN_INFER_UPDATE=1 cargo test --test invariance adds the lines of {missing:?}");
     let pools = [1, 2, 5].map(pool);
-    for (i, (name, (key, head))) in fixtures.iter().enumerate() {
+    for (i, (name, (key, options))) in fixtures.iter().enumerate() {
         for (isa, kernels) in tables.iter().enumerate() {
-            let model = load(name, kernels, *head);
+            let model = load(name, kernels, *options);
             // One fixture of a family with every number of threads, each of the others with one, in turn.
             let every = FAMILIES.contains(&name.as_str());
             let of_turn = |(t, pool)| (every || t == (i + isa) % pools.len()).then_some(pool);
@@ -148,21 +166,27 @@ fn every_isa_and_thread_count_gives_the_committed_bits_on_every_fixture() {
                 assert_eq!(found, committed[key], "{key}: {} with {threads} threads", kernels.name());
             }
         }
+        // Each set of integer kernels by name, also those that the instruction set would not choose.
+        let sets = if options.precision == Precision::Int8 { quant_available() } else { Vec::new() };
+        for quant in sets {
+            let model = load_onto(name, CpuCompute::with_quant_kernels(tables[0], quant), *options);
+            assert_eq!(pools[1].install(|| hash(&model)), committed[key], "{key}: {}", quant.name());
+        }
     }
 }
 
 /// Lengths 1 to `longest`: each alone, on every instruction set, is what it is in batches of 2, 7 and 64 with shorter
 /// and longer mates, in any order, with 1, 2 and 5 threads.
-fn check_batches(name: &str, head: HeadChoice, longest: usize) {
+fn check_batches(name: &str, options: LoadOptions, longest: usize) {
     let tables = available();
-    let reference = load(name, tables[tables.len() - 1], head);
+    let reference = load(name, tables[tables.len() - 1], options);
     let count = reference.spec().max_tokens.min(longest);
     let sequences: Vec<Sequence> = (1..=count).map(|len| sequence(len, &reference)).collect();
     let (one, pools) = (pool(1), [pool(1), pool(2), pool(5)]);
     let alone: Vec<Vec<u32>> =
         sequences.iter().flat_map(|s| one.install(|| bits(&reference, std::slice::from_ref(s)))).collect();
     for kernels in tables {
-        let model = load(name, kernels, head);
+        let model = load(name, kernels, options);
         for (size, threads, step) in [(1, 1, 7), (2, 0, 59), (7, 2, 37), (64, 1, 101)] {
             // A step prime to the count mixes short and long mates, another order for each size.
             assert!(!count.is_multiple_of(step), "{name}: {count} lengths in steps of {step}");
@@ -182,12 +206,15 @@ fn check_batches(name: &str, head: HeadChoice, longest: usize) {
 
 #[test]
 fn batch_mates_order_and_threads_do_not_show() {
-    check_batches("bert-long", HeadChoice::Configured, 130);
+    check_batches("bert-long", CONFIGURED, 130);
     for name in FAMILIES {
-        check_batches(name, HeadChoice::Configured, 40);
+        check_batches(name, CONFIGURED, 40);
     }
+    check_batches("bert-long", INT8, 90);
+    check_batches("gte-ntk-mixed", INT8, 30);
     for name in encoders() {
-        heads(&name).into_iter().skip(1).for_each(|(_, head)| check_batches(&name, head, 12));
+        let scored = ways(&name).into_iter().filter(|(_, options)| options.head == HeadChoice::MaskedLm);
+        scored.for_each(|(_, options)| check_batches(&name, options, 12));
     }
 }
 
@@ -206,7 +233,7 @@ fn the_tests_of_batches_run_on_every_family() {
 fn padding_does_not_show() {
     for name in FAMILIES {
         for kernels in available() {
-            let model = load(name, kernels, HeadChoice::Configured);
+            let model = load(name, kernels, CONFIGURED);
             let ids = sequence(12, &model).ids;
             let plain = model.forward(std::slice::from_ref(&ids), &[vec![1; 12]]).unwrap();
             let trailing = model.forward(&[[ids.clone(), vec![0; 9]].concat()], &[[vec![1; 12], vec![0; 9]].concat()]);

@@ -15,7 +15,7 @@ use crate::error::{InferError, Result};
 use crate::fork;
 use crate::gpu::{
     Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer, KvStore,
-    Norm, NormKind, PoolingMode, Rope, RopeLayout, Segments, Slices, StoredAttention, Table, Weight,
+    Norm, NormKind, PoolingMode, Precision, Rope, RopeLayout, Segments, Slices, StoredAttention, Table, Weight,
 };
 use crate::weights::Tensor;
 
@@ -63,6 +63,30 @@ impl CpuCompute {
     }
 }
 
+/// The operands of a product whose output holds `out` values, checked.
+fn product<'a>(x: &'a Buffer, rows: usize, weight: &'a Weight, e: &Epilogue<'a>, out: usize) -> Result<Product<'a>> {
+    let (n, k) = (weight.n(), weight.k());
+    expect("matmul", "the input", x.len(), size(&[rows, k]))?;
+    expect("matmul", "the output", out, size(&[rows, n]))?;
+    if let Some(bias) = e.bias {
+        expect("matmul", "the bias", bias.len(), n)?;
+    }
+    for (what, operand) in [("the factor", e.factor), ("the residual", e.residual)] {
+        if let Some(operand) = operand {
+            expect("matmul", what, operand.len(), size(&[rows, n]))?;
+        }
+    }
+    Ok(Product {
+        rows,
+        a: host(x)?,
+        weight: weight.storage::<PackedMatrix>()?,
+        bias: e.bias.map(host).transpose()?,
+        activation: e.activation,
+        factor: e.factor.map(host).transpose()?,
+        residual: e.residual.map(host).transpose()?,
+    })
+}
+
 impl GpuCompute for CpuCompute {
     fn backend(&self) -> GpuBackend {
         GpuBackend::Cpu
@@ -99,6 +123,10 @@ impl GpuCompute for CpuCompute {
     }
 
     fn prepare_weight(&self, parts: &[Tensor]) -> Result<Weight> {
+        self.prepare_weight_as(parts, Precision::Exact)
+    }
+
+    fn prepare_weight_as(&self, parts: &[Tensor], precision: Precision) -> Result<Weight> {
         let width = |t: &Tensor| if t.shape().len() == 2 { Some(t.shape()[1]) } else { None };
         let first = parts.first().and_then(width);
         if first.is_none() || parts.iter().any(|t| width(t) != first) {
@@ -108,7 +136,10 @@ impl GpuCompute for CpuCompute {
                 shapes.join(", ")
             )));
         }
-        let packed = PackedMatrix::new(parts)?;
+        let packed = match precision {
+            Precision::Exact => PackedMatrix::new(parts)?,
+            Precision::Int8 => PackedMatrix::int8(parts)?,
+        };
         Ok(Weight::new(packed.n, packed.k, packed.bytes(), packed))
     }
 
@@ -148,27 +179,34 @@ impl GpuCompute for CpuCompute {
     }
 
     fn matmul(&self, x: &Buffer, rows: usize, weight: &Weight, e: Epilogue, out: &mut Buffer) -> Result<()> {
-        let (n, k) = (weight.n(), weight.k());
-        expect("matmul", "the input", x.len(), size(&[rows, k]))?;
-        expect("matmul", "the output", out.len(), size(&[rows, n]))?;
-        if let Some(bias) = e.bias {
-            expect("matmul", "the bias", bias.len(), n)?;
-        }
-        for (what, operand) in [("the factor", e.factor), ("the residual", e.residual)] {
-            if let Some(operand) = operand {
-                expect("matmul", what, operand.len(), size(&[rows, n]))?;
-            }
-        }
-        let product = Product {
-            rows,
-            a: host(x)?,
-            weight: weight.storage::<PackedMatrix>()?,
-            bias: e.bias.map(host).transpose()?,
-            activation: e.activation,
-            factor: e.factor.map(host).transpose()?,
-            residual: e.residual.map(host).transpose()?,
-        };
+        let product = product(x, rows, weight, &e, out.len())?;
         packed::run(self.kernels, self.quant, &product, host_mut(out)?);
+        Ok(())
+    }
+
+    fn gated_ffn(
+        &self,
+        x: &Buffer,
+        rows: usize,
+        gate: (&Weight, Option<&Buffer>),
+        up: (&Weight, Option<&Buffer>),
+        activation: Activation,
+        out: &mut Buffer,
+    ) -> Result<()> {
+        let mut factor = self.alloc(size(&[rows, up.0.n()]))?;
+        let e = Epilogue { bias: up.1, ..Epilogue::NONE };
+        let first = product(x, rows, up.0, &e, factor.len())?;
+        // Where both take the same quantised rows, they are made once.
+        let made = packed::Rows::new(self.quant, first.weight, first.a, rows);
+        packed::run_rows(self.kernels, self.quant, &first, &made, host_mut(&mut factor)?);
+        let e = Epilogue { bias: gate.1, activation, factor: Some(&factor), residual: None };
+        let second = product(x, rows, gate.0, &e, out.len())?;
+        if made.serve(second.weight, rows) {
+            packed::run_rows(self.kernels, self.quant, &second, &made, host_mut(out)?);
+        } else {
+            packed::run(self.kernels, self.quant, &second, host_mut(out)?);
+        }
+        made.give_back();
         Ok(())
     }
 

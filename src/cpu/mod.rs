@@ -8,6 +8,7 @@ mod avx512;
 mod compute;
 mod dispatch;
 mod gemm;
+mod int8;
 mod kv;
 mod math;
 mod memory;

@@ -5,9 +5,10 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::gemm::{Block, BlockFinish, HALF_ROWS, K_BLOCK, ROW_BLOCK};
+use super::int8::{self, Int8Matrix};
 use super::memory::AlignedBuf;
 use super::quant::kernel::{QBLOCK, QuantKind};
-use super::quant::{Activations, QuantKernels, QuantMatrix};
+use super::quant::{self, QuantKernels, QuantMatrix};
 use super::simd::PANEL;
 use super::table::Kernels;
 use crate::error::{InferError, Result};
@@ -28,6 +29,7 @@ enum Panels {
     F16(AlignedBuf<u16>),
     Bf16(AlignedBuf<u16>),
     Quant(QuantMatrix),
+    Int8(Int8Matrix),
 }
 
 impl PackedMatrix {
@@ -53,6 +55,37 @@ impl PackedMatrix {
         Ok(Self { n: rows.len(), k, data })
     }
 
+    /// As [`new`](Self::new), each row quantised to bytes with a scale of its own.
+    pub fn int8(parts: &[Tensor]) -> Result<Self> {
+        let k = parts[0].shape()[1];
+        if k > Int8Matrix::MAX_K {
+            return Err(InferError::TensorError {
+                file: parts[0].file().to_path_buf(),
+                tensor: parts[0].name().to_string(),
+                expected: format!("rows of at most {} values, whose products int8 sums", Int8Matrix::MAX_K),
+                found: format!("rows of {k}"),
+            });
+        }
+        let rows: Vec<(&Tensor, usize)> = parts.iter().flat_map(|t| (0..t.shape()[0]).map(move |r| (t, r))).collect();
+        parts.iter().try_for_each(|t| t.dtype().map(drop))?;
+        let matrix = Int8Matrix::new(rows.len(), k, |i, out| {
+            let (tensor, row) = rows[i];
+            tensor.read_f32(row * k, out)?;
+            check(tensor, row, out)
+        })?;
+        Ok(Self { n: rows.len(), k, data: Panels::Int8(matrix) })
+    }
+
+    /// From `n` rows of `k` values.
+    #[cfg(test)]
+    pub fn int8_of(n: usize, k: usize, values: &[f32]) -> Result<Self> {
+        let read = |i: usize, out: &mut [f32]| {
+            out.copy_from_slice(&values[i * k..][..k]);
+            Ok(())
+        };
+        Ok(Self { n, k, data: Panels::Int8(Int8Matrix::new(n, k, read)?) })
+    }
+
     /// From rows of quantised blocks, `k` values each.
     #[cfg(test)]
     pub fn quantised<'a>(kind: QuantKind, n: usize, k: usize, row: impl Fn(usize) -> &'a [u8] + Sync) -> Result<Self> {
@@ -65,6 +98,7 @@ impl PackedMatrix {
             Panels::F32(d) => d.len() * 4,
             Panels::F16(d) | Panels::Bf16(d) => d.len() * 2,
             Panels::Quant(q) => q.bytes(),
+            Panels::Int8(q) => q.bytes(),
         }
     }
 }
@@ -180,13 +214,62 @@ unsafe impl Sync for Output {}
 /// Multiply-adds below which handing work to another thread costs more than it saves.
 const MIN_TASK: usize = 200_000;
 
-/// `c[rows, n] = act(a W^T + bias) * factor + residual`, split over the current rayon pool's threads by panels, then by rows.
+/// The rows of a product as its weights take them.
+pub(super) enum Rows {
+    /// As they are.
+    Floats,
+    Blocks(QuantKind, quant::Activations),
+    Int8(int8::Activations),
+}
+
+impl Rows {
+    /// Quantises the rows of `a` where the weight asks for it.
+    pub fn new(quant: &QuantKernels, weight: &PackedMatrix, a: &[f32], rows: usize) -> Self {
+        let k = weight.k;
+        assert!(a.len() >= rows * k, "matmul: {} values are not {rows} rows of {k}", a.len());
+        match &weight.data {
+            Panels::Quant(w) => Self::Blocks(w.kind, quant::Activations::new(quant, w.kind, a, rows, k / QBLOCK)),
+            Panels::Int8(_) => Self::Int8(int8::Activations::new(quant, a, rows, k)),
+            _ => Self::Floats,
+        }
+    }
+
+    /// Whether these are so many rows as the weight takes them.
+    pub fn serve(&self, weight: &PackedMatrix, rows: usize) -> bool {
+        match (self, &weight.data) {
+            (Self::Blocks(kind, a), Panels::Quant(w)) => *kind == w.kind && a.blocks() == rows * (weight.k / QBLOCK),
+            (Self::Int8(a), Panels::Int8(_)) => a.shape() == (rows, weight.k),
+            (Self::Floats, Panels::F32(_) | Panels::F16(_) | Panels::Bf16(_)) => true,
+            _ => false,
+        }
+    }
+
+    /// Keeps the buffers for the next product of this thread.
+    pub fn give_back(self) {
+        match self {
+            Self::Floats => {}
+            Self::Blocks(_, a) => a.give_back(),
+            Self::Int8(a) => a.give_back(),
+        }
+    }
+}
+
+/// [`run_rows`] over rows made for this product alone.
 pub(super) fn run(kernels: &Kernels, quant: &QuantKernels, p: &Product, c: &mut [f32]) {
+    let rows = Rows::new(quant, p.weight, p.a, p.rows);
+    run_rows(kernels, quant, p, &rows, c);
+    rows.give_back();
+}
+
+/// `c[rows, n] = act(a W^T + bias) * factor + residual`, split over the current rayon pool's threads by panels, then by
+/// rows. `made` are the rows of `a`, as the weight takes them.
+pub(super) fn run_rows(kernels: &Kernels, quant: &QuantKernels, p: &Product, made: &Rows, c: &mut [f32]) {
     let (n, k) = (p.weight.n, p.weight.k);
     assert!(p.a.len() >= p.rows * k && c.len() >= p.rows * n, "matmul: operand lengths");
     assert!(p.bias.is_none_or(|b| b.len() >= n), "matmul: bias length");
     let whole = |operand: Option<&[f32]>| operand.is_none_or(|o| o.len() >= p.rows * n);
     assert!(whole(p.factor) && whole(p.residual), "matmul: factor and residual length");
+    assert!(made.serve(p.weight, p.rows), "matmul: rows made for another product");
     if p.rows == 0 || n == 0 {
         return;
     }
@@ -197,10 +280,6 @@ pub(super) fn run(kernels: &Kernels, quant: &QuantKernels, p: &Product, c: &mut 
     let by_columns = tasks.min(groups);
     let by_rows = (tasks / by_columns).clamp(1, p.rows.div_ceil(kernels.tile_rows()));
     let output = Output::new(c);
-    let quantised = match &p.weight.data {
-        Panels::Quant(w) => Some((w, Activations::new(quant, w.kind, p.a, p.rows, k / QBLOCK))),
-        _ => None,
-    };
     let task = |i: usize| {
         let (col, row) = (i % by_columns, i / by_columns);
         let cut = |at: usize| (groups * at / by_columns * kernels.tile_panels()).min(panels);
@@ -208,16 +287,14 @@ pub(super) fn run(kernels: &Kernels, quant: &QuantKernels, p: &Product, c: &mut 
         let panels = cut(col)..cut(col + 1);
         // SAFETY: the ranges of different tasks do not meet, and lie inside `c` by the assertions above.
         unsafe {
-            match &quantised {
-                Some((w, a)) => super::quant::part(quant, p, w, a, rows, panels, output),
-                None => part(kernels, p, rows, panels, output),
+            match (&p.weight.data, made) {
+                (Panels::Quant(w), Rows::Blocks(_, a)) => quant::part(quant, p, w, a, rows, panels, output),
+                (Panels::Int8(w), Rows::Int8(a)) => int8::part(quant, p, w, a, rows, panels, output),
+                _ => part(kernels, p, rows, panels, output),
             }
         };
     };
     fork::each(by_columns * by_rows, task);
-    if let Some((_, activations)) = quantised {
-        activations.give_back();
-    }
 }
 
 /// The rows and panels of one task.
@@ -271,7 +348,7 @@ unsafe fn panels_block(kernels: &Kernels, w: &PackedMatrix, k0: usize, block: Bl
             unsafe { (kernels.raw.block)(&Block { b, panel_stride: w.k * PANEL, ..block }) };
             return;
         }
-        Panels::Quant(_) => unreachable!("quantised panels are multiplied as integers"),
+        Panels::Quant(_) | Panels::Int8(_) => unreachable!("quantised panels are multiplied as integers"),
         Panels::F16(data) => (data, widen_f16),
         Panels::Bf16(data) => (data, widen_bf16),
     };

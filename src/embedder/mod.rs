@@ -16,8 +16,8 @@ pub use tokens::{TokenOptions, TokenVectors, max_sim};
 
 use crate::arch::HeadChoice;
 use crate::error::{InferError, Result};
-use crate::gpu::{GpuCompute, create_compute};
-use crate::model::BertModel;
+use crate::gpu::{GpuCompute, Precision, create_compute, create_compute_for};
+use crate::model::{BertModel, LoadOptions};
 use crate::modules::{ModelFolder, Module, Output, PoolingMode};
 use crate::pooling::Pooler;
 use crate::tokenizer::{TextTokenizer, Window};
@@ -84,6 +84,18 @@ impl Embedder {
         Self::load_with_compute(folder, create_compute()?)
     }
 
+    /// Loads a folder onto the best backend that has a precision.
+    ///
+    /// ```no_run
+    /// # fn main() -> kin_infer::Result<()> {
+    /// use kin_infer::{Embedder, Precision};
+    /// let embedder = Embedder::load_with_precision("models/all-MiniLM-L6-v2".as_ref(), Precision::Int8)?;
+    /// # Ok(()) }
+    /// ```
+    pub fn load_with_precision(folder: &Path, precision: Precision) -> Result<Self> {
+        Self::from_folder_with(ModelFolder::read(folder)?, create_compute_for(precision)?, precision)
+    }
+
     /// Loads a folder onto a given backend.
     pub fn load_with_compute(folder: &Path, compute: Arc<dyn GpuCompute>) -> Result<Self> {
         Self::from_folder(ModelFolder::read(folder)?, compute)
@@ -94,6 +106,11 @@ impl Embedder {
     /// # Errors
     /// As [`load`](Self::load); and a folder of sparse vectors or of scores.
     pub fn from_folder(folder: ModelFolder, compute: Arc<dyn GpuCompute>) -> Result<Self> {
+        Self::from_folder_with(folder, compute, Precision::Exact)
+    }
+
+    /// As [`from_folder`](Self::from_folder), with a given precision of the transformer's layers.
+    pub fn from_folder_with(folder: ModelFolder, compute: Arc<dyn GpuCompute>, precision: Precision) -> Result<Self> {
         let other = match folder.output() {
             Output::Vector | Output::TokenVectors => None,
             Output::Sparse => Some("modules.json makes sparse vectors (SpladePooling): SparseEmbedder loads it"),
@@ -102,7 +119,8 @@ impl Embedder {
         if let Some(why) = other {
             return Err(InferError::InvalidArgument(format!("{why}, not Embedder")));
         }
-        let text = TextModel::load(&folder.transformer_dir, compute, HeadChoice::Vectors)?;
+        let text =
+            TextModel::load(&folder.transformer_dir, compute, LoadOptions { head: HeadChoice::Vectors, precision })?;
         let pooler = Pooler::load(&folder.modules, text.model.spec().hidden_size, text.model.compute())?;
         let late = LateTokens::new(&folder, &text.tokenizer)?;
         Ok(Self { folder, text, pooler, late })

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::text::{Counted, TextModel, each, values};
 use crate::arch::HeadChoice;
 use crate::error::{InferError, Result};
-use crate::gpu::{GpuCompute, create_compute};
-use crate::model::BertModel;
+use crate::gpu::{GpuCompute, Precision, create_compute};
+use crate::model::{BertModel, LoadOptions};
 use crate::modules::ModelFolder;
 use crate::tokenizer::{TextTokenizer, Window};
 
@@ -27,7 +27,13 @@ impl Reranker {
 
     /// Loads a folder onto a given backend.
     pub fn load_with_compute(folder: &Path, compute: Arc<dyn GpuCompute>) -> Result<Self> {
-        let text = TextModel::load(&ModelFolder::read(folder)?.transformer_dir, compute, HeadChoice::Configured)?;
+        Self::load_with(folder, compute, Precision::Exact)
+    }
+
+    /// As [`load_with_compute`](Self::load_with_compute), with a given precision of the transformer's layers.
+    pub fn load_with(folder: &Path, compute: Arc<dyn GpuCompute>, precision: Precision) -> Result<Self> {
+        let options = LoadOptions { head: HeadChoice::Configured, precision };
+        let text = TextModel::load(&ModelFolder::read(folder)?.transformer_dir, compute, options)?;
         if text.model.labels() == 0 {
             return Err(InferError::ModelIncompatible {
                 key: "architectures".to_string(),

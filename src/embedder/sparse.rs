@@ -7,8 +7,8 @@ use super::text::{Counted, TextModel, each, values};
 use super::{Prompt, Role, prompt_text, role_prompt};
 use crate::arch::HeadChoice;
 use crate::error::{InferError, Result};
-use crate::gpu::{GpuCompute, create_compute};
-use crate::model::{BertModel, SparsePooling};
+use crate::gpu::{GpuCompute, Precision, create_compute};
+use crate::model::{BertModel, LoadOptions, SparsePooling};
 use crate::modules::{ModelFolder, Module};
 use crate::tokenizer::{TextTokenizer, Window};
 use crate::weights::Checkpoint;
@@ -118,8 +118,14 @@ impl SparseEmbedder {
 
     /// Loads what a folder's description names.
     pub fn from_folder(folder: ModelFolder, compute: Arc<dyn GpuCompute>) -> Result<Self> {
+        Self::from_folder_with(folder, compute, Precision::Exact)
+    }
+
+    /// As [`from_folder`](Self::from_folder), with a given precision of the transformer's layers.
+    pub fn from_folder_with(folder: ModelFolder, compute: Arc<dyn GpuCompute>, precision: Precision) -> Result<Self> {
         let dir = &folder.transformer_dir;
-        let text = TextModel::load(dir, compute, HeadChoice::MaskedLm).map_err(|e| explain(dir, e))?;
+        let options = LoadOptions { head: HeadChoice::MaskedLm, precision };
+        let text = TextModel::load(dir, compute, options).map_err(|e| explain(dir, e))?;
         let pooling = folder.modules.iter().find_map(|m| if let Module::Splade(p) = m { Some(*p) } else { None });
         Ok(Self { folder, text, pooling: pooling.unwrap_or_default() })
     }

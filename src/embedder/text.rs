@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::arch::HeadChoice;
 use crate::batch::Sequence;
 use crate::config::BertConfig;
 use crate::error::{InferError, Result};
 use crate::gpu::GpuCompute;
-use crate::model::BertModel;
+use crate::model::{BertModel, LoadOptions};
 use crate::tokenizer::{Encoding, TextTokenizer, Window, window};
 
 /// What came of a text, and how much of the text it stands for.
@@ -51,13 +50,13 @@ pub(super) struct Reading {
 
 impl TextModel {
     /// Loads the transformer's folder.
-    pub fn load(dir: &Path, compute: Arc<dyn GpuCompute>, head: HeadChoice) -> Result<Self> {
+    pub fn load(dir: &Path, compute: Arc<dyn GpuCompute>, options: LoadOptions) -> Result<Self> {
         let config = BertConfig::from_folder(dir)?;
         let tokenizer = TextTokenizer::from_folder(dir)?;
         let limit = config.effective_max_seq_len();
         let found = window(dir, Some(limit))?;
         let window = found.unwrap_or(Window { limit, source: "config.json".to_string() });
-        let model = BertModel::load_with_head(dir, config, compute, head)?;
+        let model = BertModel::load_with_options(dir, config, compute, options)?;
         Ok(Self { model, tokenizer, window })
     }
 

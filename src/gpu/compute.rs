@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::{
     Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuDeviceInfo, IndexBuffer, KvStore, Norm,
-    PoolingMode, Rope, Segments, Slices, StoredAttention, Table, Weight,
+    PoolingMode, Precision, Rope, Segments, Slices, StoredAttention, Table, Weight,
 };
-use crate::error::Result;
+use crate::error::{InferError, Result};
 use crate::weights::Tensor;
 
 /// A compute backend over device buffers. Operations enqueue; [`read`](Self::read) waits for their results.
@@ -93,6 +93,20 @@ pub trait GpuCompute: Send + Sync {
     ) -> Result<()>;
     /// Each row of `x` [rows, cols] divided by max(its Euclidean norm, 1e-12).
     fn l2_normalize(&self, x: &mut Buffer, cols: usize) -> Result<()>;
+
+    /// As [`prepare_weight`](Self::prepare_weight), for products of this precision. A backend that has no other than the
+    /// exact one refuses them.
+    fn prepare_weight_as(&self, parts: &[Tensor], precision: Precision) -> Result<Weight> {
+        match precision {
+            Precision::Exact => self.prepare_weight(parts),
+            Precision::Int8 => Err(InferError::BackendError {
+                backend: self.backend().to_string(),
+                operation: "prepare_weight_as".to_string(),
+                detail: "products of int8 are computed on the CPU alone; take the CPU, or the exact precision"
+                    .to_string(),
+            }),
+        }
+    }
 
     /// Self-attention: scores, softmax, values.
     fn attention(&self, q: Columns, k: Columns, v: Columns, shape: &AttentionShape, out: &mut Buffer) -> Result<()> {

@@ -13,8 +13,8 @@ pub use buffer::{Buffer, IndexBuffer, KvStore, Table, Weight};
 pub use compute::GpuCompute;
 pub use profiled::{Cost, Profiled};
 pub use shapes::{
-    Activation, AttentionShape, Columns, Disentangled, Epilogue, KeyWindow, Norm, NormKind, PoolingMode, Rope,
-    RopeLayout, ScoreBias, Segments, Slices, StoredAttention,
+    Activation, AttentionShape, Columns, Disentangled, Epilogue, KeyWindow, Norm, NormKind, PoolingMode, Precision,
+    Rope, RopeLayout, ScoreBias, Segments, Slices, StoredAttention,
 };
 
 use crate::cpu::CpuCompute;
@@ -72,4 +72,15 @@ pub fn force_cpu_from_env() -> bool {
 /// When `KIN_INFER_CPU_ISA` names an instruction set this CPU or build does not have.
 pub fn create_compute() -> Result<Arc<dyn GpuCompute>> {
     Ok(Arc::new(CpuCompute::new()?))
+}
+
+/// The best backend that computes with a precision: [`create_compute`] for the exact one, the CPU for int8.
+///
+/// # Errors
+/// As [`create_compute`].
+pub fn create_compute_for(precision: Precision) -> Result<Arc<dyn GpuCompute>> {
+    match precision {
+        Precision::Exact => create_compute(),
+        Precision::Int8 => Ok(Arc::new(CpuCompute::new()?)),
+    }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{
     Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer, KvStore,
-    Norm, PoolingMode, Rope, Segments, Slices, StoredAttention, Table, Weight,
+    Norm, PoolingMode, Precision, Rope, Segments, Slices, StoredAttention, Table, Weight,
 };
 use crate::error::Result;
 use crate::weights::Tensor;
@@ -135,6 +135,10 @@ impl GpuCompute for Profiled {
 
     fn prepare_weight(&self, parts: &[Tensor]) -> Result<Weight> {
         self.inner.prepare_weight(parts)
+    }
+
+    fn prepare_weight_as(&self, parts: &[Tensor], precision: Precision) -> Result<Weight> {
+        self.inner.prepare_weight_as(parts, precision)
     }
 
     fn prepare_table(&self, tensor: &Tensor) -> Result<Table> {

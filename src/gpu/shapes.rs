@@ -37,6 +37,27 @@ impl std::fmt::Display for Activation {
     }
 }
 
+/// How precisely the linear layers inside a model's layers are computed: queries, keys and values, attention's output,
+/// the feed-forward block. Everything else is f32 always.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Precision {
+    /// f32 weights and weights of 16 bits in f32, blocks as their integers.
+    #[default]
+    Exact,
+    /// Weights of any type become 8-bit integers when they are loaded, with a scale for each output feature; inputs are
+    /// quantised row by row. Several times faster, a little less precise (docs/accuracy.md), the same bits everywhere.
+    Int8,
+}
+
+impl std::fmt::Display for Precision {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Exact => "exact",
+            Self::Int8 => "int8",
+        })
+    }
+}
+
 /// How the token vectors of a sequence become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PoolingMode {

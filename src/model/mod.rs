@@ -18,7 +18,7 @@ use crate::config::BertConfig;
 use crate::cpu::CpuCompute;
 use crate::error::{InferError, Result};
 use crate::fork;
-use crate::gpu::{Buffer, GpuBackend, GpuCompute, KvStore, PoolingMode, create_compute};
+use crate::gpu::{Buffer, GpuBackend, GpuCompute, KvStore, PoolingMode, Precision, create_compute};
 use crate::pooling::{Pooler, Step};
 use crate::weights::Checkpoint;
 use rayon::prelude::*;
@@ -30,7 +30,17 @@ pub struct BertModel {
     spec: ModelSpec,
     weights: Weights,
     report: LoadReport,
+    precision: Precision,
     compute: Arc<dyn GpuCompute>,
+}
+
+/// How a model is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LoadOptions {
+    /// Which head.
+    pub head: HeadChoice,
+    /// How precisely its layers are computed.
+    pub precision: Precision,
 }
 
 /// What [`BertModel::encode`] gives for one sequence.
@@ -69,26 +79,46 @@ impl BertModel {
     /// As [`load`](Self::load); and a family or checkpoint without that head.
     pub fn load_with_head(
         folder: &Path,
-        mut config: BertConfig,
+        config: BertConfig,
         compute: Arc<dyn GpuCompute>,
         head: HeadChoice,
     ) -> Result<Self> {
+        Self::load_with_options(folder, config, compute, LoadOptions { head, ..LoadOptions::default() })
+    }
+
+    /// As [`load_with_compute`](Self::load_with_compute), with a given head and precision.
+    /// [`create_compute_for`](crate::gpu::create_compute_for) makes a backend that has the precision.
+    ///
+    /// # Errors
+    /// As [`load_with_head`](Self::load_with_head); and a backend without that precision.
+    pub fn load_with_options(
+        folder: &Path,
+        mut config: BertConfig,
+        compute: Arc<dyn GpuCompute>,
+        options: LoadOptions,
+    ) -> Result<Self> {
+        let LoadOptions { head, precision } = options;
         // A configuration that is refused needs no checkpoint to say so.
         describe_with(&config, head)?;
         let checkpoint = Checkpoint::open(folder)?;
         complete(&mut config, &checkpoint)?;
         let (spec, table) = describe_with(&config, head)?;
         let tensors = table.resolve(&checkpoint)?;
-        let weights = rayon::scope(|_| Weights::load(&spec, &tensors, &*compute))?;
+        let weights = rayon::scope(|_| Weights::load(&spec, &tensors, &*compute, precision))?;
         // The packed copies are what is computed with; pages of the file that are needed again are read again.
         checkpoint.release_pages();
         tracing::debug!(family = spec.family, layers = spec.layers.len(), bytes = tensors.report.bytes, "model loaded");
-        Ok(Self { config, spec, weights, report: tensors.report, compute })
+        Ok(Self { config, spec, weights, report: tensors.report, precision, compute })
     }
 
     /// The backend that computes.
     pub fn backend(&self) -> GpuBackend {
         self.compute.backend()
+    }
+
+    /// How precisely the layers are computed.
+    pub fn precision(&self) -> Precision {
+        self.precision
     }
 
     /// The compute backend.

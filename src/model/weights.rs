@@ -4,7 +4,7 @@ use super::head::Head;
 use super::positions::Positions;
 use crate::arch::{ModelSpec, ScorePositions, Tensors};
 use crate::error::{InferError, Result};
-use crate::gpu::{Activation, Buffer, Epilogue, GpuCompute, Norm, NormKind, Table, Weight};
+use crate::gpu::{Activation, Buffer, Epilogue, GpuCompute, Norm, NormKind, Precision, Table, Weight};
 
 pub(super) struct Weights {
     pub word: Table,
@@ -87,6 +87,8 @@ pub(super) struct Loader<'a> {
     pub tensors: &'a Tensors,
     pub compute: &'a dyn GpuCompute,
     pub spec: &'a ModelSpec,
+    /// Of the linear layers inside the model's layers.
+    precision: Precision,
     bytes: usize,
 }
 
@@ -111,8 +113,12 @@ impl Loader<'_> {
 
     /// The linear layers of these internal names, stacked. Where only some have a bias, the others' is 0.
     pub fn linear(&mut self, names: &[String]) -> Result<Linear> {
+        self.linear_as(names, Precision::Exact)
+    }
+
+    fn linear_as(&mut self, names: &[String], precision: Precision) -> Result<Linear> {
         let parts = names.iter().map(|n| self.tensors.get(&format!("{n}.weight"))).collect::<Result<Vec<_>>>()?;
-        let weight = self.compute.prepare_weight(&parts)?;
+        let weight = self.compute.prepare_weight_as(&parts, precision)?;
         self.bytes += weight.bytes();
         let biases: Vec<String> = names.iter().map(|n| format!("{n}.bias")).collect();
         if !biases.iter().any(|b| self.tensors.has(b)) {
@@ -171,19 +177,22 @@ impl Loader<'_> {
             None => Ok(None),
         };
         let (q_norm, k_norm) = (qk_norm("q_norm")?, qk_norm("k_norm")?);
+        let precision = self.precision;
+        let gate = name("ffn_gate");
+        let gated = self.tensors.has(&format!("{gate}.weight"));
         Ok(Layer {
-            qkv: self.linear(&qkv)?,
+            qkv: self.linear_as(&qkv, precision)?,
             q_norm,
             k_norm,
             position_keys: self.positions(relative, &name("position_key"))?,
             position_queries: self.positions(relative, &name("position_query"))?,
-            attn_out: self.linear(&[name("attn_out")])?,
+            attn_out: self.linear_as(&[name("attn_out")], precision)?,
             attn_inner_norm: self.layer_norm(&name("attn_inner_norm"))?,
             attn_norm: self.layer_norm(&name("attn_norm"))?,
             attn_out_norm: self.layer_norm(&name("attn_out_norm"))?,
-            ffn_gate: self.optional_linear(&name("ffn_gate"))?,
-            ffn_up: self.linear(&[name("ffn_up")])?,
-            ffn_down: self.linear(&[name("ffn_down")])?,
+            ffn_gate: gated.then(|| self.linear_as(&[gate], precision)).transpose()?,
+            ffn_up: self.linear_as(&[name("ffn_up")], precision)?,
+            ffn_down: self.linear_as(&[name("ffn_down")], precision)?,
             ffn_norm: self.layer_norm(&name("ffn_norm"))?,
             ffn_out_norm: self.layer_norm(&name("ffn_out_norm"))?,
         })
@@ -207,8 +216,8 @@ pub(super) fn required<T>(part: Option<T>, name: &str) -> Result<T> {
 }
 
 impl Weights {
-    pub fn load(spec: &ModelSpec, tensors: &Tensors, compute: &dyn GpuCompute) -> Result<Self> {
-        let mut loader = Loader { tensors, compute, spec, bytes: 0 };
+    pub fn load(spec: &ModelSpec, tensors: &Tensors, compute: &dyn GpuCompute, precision: Precision) -> Result<Self> {
+        let mut loader = Loader { tensors, compute, spec, precision, bytes: 0 };
         let relative = loader.relative()?;
         let layers = (0..spec.stored_layers()).map(|l| loader.layer(l, &relative)).collect::<Result<_>>()?;
         let convolution = match loader.optional_linear("convolution")? {

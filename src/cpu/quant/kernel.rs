@@ -17,6 +17,7 @@
 use std::ops::Range;
 
 use super::super::gemm::{BlockFinish, finish_rows};
+use super::super::int8::kernel::Int8Kernels;
 use super::super::simd::{PANEL, Vector};
 
 /// Values of a quantised block.
@@ -204,8 +205,11 @@ unsafe fn store<V: Vector>(b: &QuantBlock, row: usize, column: usize, chain: V) 
     }
 }
 
-/// Below this a block counts as zeros: 127 / magnitude would overflow.
-const SMALLEST: f32 = 1e-30;
+/// Below this values count as zeros: the inverse of their scale could overflow.
+pub(in crate::cpu) const SMALLEST: f32 = 1e-30;
+
+/// Adding 1.5 * 2^23 leaves an integer, rounded with ties to even, in the low bits.
+pub(in crate::cpu) const MAGIC: f32 = 12_582_912.0;
 
 /// Quantises a block of 32 values: d = magnitude / 127, q = rint(x * (127 / magnitude)), ties to even. A block that holds
 /// NaN or an infinity gets the scale NaN. Gives the scale and the sum of the q.
@@ -233,8 +237,7 @@ pub(in crate::cpu) unsafe fn quantise<O: QuantOps>(x: *const f32, q: *mut i8) ->
             std::ptr::write_bytes(q, 0, QBLOCK);
             return (scale, 0);
         }
-        // Adding 1.5 * 2^23 leaves the rounded integer in the low bits.
-        let magic = O::V::splat(12_582_912.0);
+        let magic = O::V::splat(MAGIC);
         let inverse = O::V::splat(inverse);
         for i in (0..QBLOCK).step_by(lanes) {
             O::low_bytes(O::V::load(x.add(i)).mul(inverse).add(magic), q.add(i));
@@ -252,6 +255,7 @@ pub struct QuantKernels {
     pub(in crate::cpu) name: &'static str,
     pub(in crate::cpu) quantise: Quantise,
     pub(in crate::cpu) block: unsafe fn(&QuantBlock),
+    pub(in crate::cpu) int8: &'static Int8Kernels,
 }
 
 impl QuantKernels {
@@ -263,7 +267,7 @@ impl QuantKernels {
 
 /// Stamps the kernels of one [`QuantOps`]; the string lists the target features they are compiled with.
 macro_rules! quant_table {
-    ($table:ident, $name:literal, $($features:literal,)? $ops:ty, $most:literal: $($mr:literal)*) => {
+    ($table:ident, $name:literal, $($features:literal,)? $ops:ty, $int8:path, $most:literal: $($mr:literal)*) => {
         pub(in crate::cpu) static $table: crate::cpu::quant::kernel::QuantKernels = {
             use crate::cpu::quant::kernel::{self, QBLOCK, QuantBlock, QuantKind, QuantOps, Tile};
             $(#[target_feature(enable = $features)])?
@@ -297,7 +301,7 @@ macro_rules! quant_table {
                     (*scale, *start) = (d, factor * sum);
                 }
             }
-            crate::cpu::quant::kernel::QuantKernels { name: $name, quantise, block }
+            crate::cpu::quant::kernel::QuantKernels { name: $name, quantise, block, int8: &$int8 }
         };
     };
 }

@@ -116,6 +116,11 @@ impl Activations {
         a
     }
 
+    /// Quantised blocks of all rows.
+    pub fn blocks(&self) -> usize {
+        self.scales.len()
+    }
+
     pub fn give_back(self) {
         SPARE.set(self);
     }

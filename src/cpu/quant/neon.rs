@@ -2,6 +2,7 @@
 
 use std::arch::aarch64::*;
 
+use super::super::int8::neon as int8;
 use super::kernel::{QuantOps, quant_table};
 
 /// The four activations at `a`, in every lane.
@@ -69,7 +70,7 @@ macro_rules! common {
     };
 }
 
-struct Neon;
+pub(in crate::cpu) struct Neon;
 
 impl QuantOps for Neon {
     common!();
@@ -86,7 +87,7 @@ impl QuantOps for Neon {
     }
 }
 
-struct NeonDotprod;
+pub(in crate::cpu) struct NeonDotprod;
 
 impl QuantOps for NeonDotprod {
     common!();
@@ -110,5 +111,5 @@ impl QuantOps for NeonDotprod {
     }
 }
 
-quant_table!(NEON, "neon", "neon", Neon, 4: 1 2 3 4);
-quant_table!(NEON_DOTPROD, "neon-dotprod", "neon", NeonDotprod, 4: 1 2 3 4);
+quant_table!(NEON, "neon", "neon", Neon, int8::NEON, 4: 1 2 3 4);
+quant_table!(NEON_DOTPROD, "neon-dotprod", "neon", NeonDotprod, int8::NEON_DOTPROD, 4: 1 2 3 4);

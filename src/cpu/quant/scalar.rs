@@ -1,8 +1,9 @@
 //! One lane: the definition.
 
+use super::super::int8::scalar as int8;
 use super::kernel::{QuantOps, quant_table};
 
-struct Scalar;
+pub(in crate::cpu) struct Scalar;
 
 unsafe fn products(acc: i32, w: [i32; 4], a: *const i8) -> i32 {
     // SAFETY: the caller vouches for four activations.
@@ -50,4 +51,4 @@ impl QuantOps for Scalar {
     }
 }
 
-quant_table!(KERNELS, "scalar", Scalar, 1: 1);
+quant_table!(KERNELS, "scalar", Scalar, int8::KERNELS, 1: 1);

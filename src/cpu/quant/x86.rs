@@ -6,6 +6,7 @@
 
 use std::arch::x86_64::*;
 
+use super::super::int8::x86 as int8;
 use super::kernel::{QuantOps, quant_table};
 
 /// The four activations at `a` as one value to broadcast.
@@ -63,7 +64,7 @@ macro_rules! common_256 {
     };
 }
 
-struct Avx2;
+pub(in crate::cpu) struct Avx2;
 
 impl QuantOps for Avx2 {
     common_256!();
@@ -92,7 +93,7 @@ impl QuantOps for Avx2 {
     }
 }
 
-struct AvxVnni;
+pub(in crate::cpu) struct AvxVnni;
 
 impl QuantOps for AvxVnni {
     common_256!();
@@ -114,7 +115,7 @@ impl QuantOps for AvxVnni {
     }
 }
 
-struct Avx512Vnni;
+pub(in crate::cpu) struct Avx512Vnni;
 
 impl QuantOps for Avx512Vnni {
     type V = __m512;
@@ -171,6 +172,7 @@ impl QuantOps for Avx512Vnni {
     }
 }
 
-quant_table!(AVX2, "avx2", "avx2,fma,f16c", Avx2, 4: 1 2 3 4);
-quant_table!(AVX_VNNI, "avx-vnni", "avx2,fma,f16c,avxvnni", AvxVnni, 6: 1 2 3 4 5 6);
-quant_table!(AVX512_VNNI, "avx512-vnni", "avx512f,avx512bw,avx512vl,avx512vnni,avx512dq,avx2,fma", Avx512Vnni, 8: 1 2 3 4 5 6 7 8);
+quant_table!(AVX2, "avx2", "avx2,fma,f16c", Avx2, int8::AVX2, 4: 1 2 3 4);
+quant_table!(AVX_VNNI, "avx-vnni", "avx2,fma,f16c,avxvnni", AvxVnni, int8::AVX_VNNI, 6: 1 2 3 4 5 6);
+quant_table!(AVX512_VNNI, "avx512-vnni", "avx512f,avx512bw,avx512vl,avx512vnni,avx512dq,avx2,fma", Avx512Vnni, int8::AVX512_VNNI,
+    8: 1 2 3 4 5 6 7 8);
