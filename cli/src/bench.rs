@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use kin_infer::BertConfig;
-use kin_infer::gpu::{Profiled, create_compute};
+use kin_infer::gpu::{Profiled, create_compute_for};
 use kin_infer::modules::ModelFolder;
 
-use crate::common::Model;
+use crate::common::{Model, PrecisionArg};
 use crate::failure::{Done, Failure, Result};
 
 #[derive(clap::Args)]
@@ -55,6 +55,8 @@ pub struct Args {
     /// Tokens that a decoder adds to it, one by one
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     new_tokens: u32,
+    #[command(flatten)]
+    precision: PrecisionArg,
     /// Add where the time goes, operation by operation
     #[arg(long)]
     profile: bool,
@@ -92,9 +94,9 @@ pub fn run(args: &Args) -> Result<Done> {
         let [threads] = threads[..] else {
             return Err(Failure::Usage("--serve runs with one number of threads".into()));
         };
-        return serve::run(&folder, threads);
+        return serve::run(&folder, threads, args.precision.get());
     }
-    let compute = Arc::new(Profiled::new(create_compute()?));
+    let compute = Arc::new(Profiled::new(create_compute_for(args.precision.get())?));
     let generate = match args.work {
         Work::Auto => {
             let config = BertConfig::from_folder(&ModelFolder::read(&folder)?.transformer_dir)?;

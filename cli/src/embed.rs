@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use kin_infer::Prompt;
 use kin_infer::embedder::{Counted, Role};
 
-use crate::common::{Compute, Model, Pooling};
+use crate::common::{Compute, Model, Pooling, PrecisionArg};
 use crate::encoder::{Encoded, Encoder, Kind, Plan, Request};
 use crate::failure::{Done, Failure, Result, item_detail};
 use crate::input::{InputArgs, Item, Items, id_field};
@@ -78,6 +78,8 @@ pub struct Args {
     #[arg(long)]
     counts: bool,
     #[command(flatten)]
+    precision: PrecisionArg,
+    #[command(flatten)]
     compute: Compute,
     /// Texts to embed; a text that starts with `-` goes after `--`
     #[arg(value_name = "TEXT", conflicts_with_all = ["input", "input_format"])]
@@ -127,7 +129,7 @@ pub fn run(mut args: Args) -> Result<Done> {
     args.check(plan.kind)?;
     let extras = Extras { counts: args.counts, terms: args.terms };
     let mut writer = RowWriter::open(args.format(), args.output.as_deref(), plan.kind, extras)?;
-    let encoder = plan.load(args.compute.open()?)?;
+    let encoder = plan.load(args.compute.open_for(args.precision.get())?, args.precision.get())?;
     let request = encoder.adapt(args.request());
     // Options the model cannot serve fail here, before any text.
     encoder.encode(&[], &request)?;

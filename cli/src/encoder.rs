@@ -7,7 +7,7 @@ use kin_infer::embedder::{Counted, Role, SparseEmbedder, SparseOptions, SparseVe
 use kin_infer::gpu::GpuCompute;
 use kin_infer::modules::{ModelFolder, Output};
 use kin_infer::tokenizer::{TextTokenizer, Window};
-use kin_infer::{EmbedOptions, Embedder, Prompt};
+use kin_infer::{EmbedOptions, Embedder, Precision, Prompt};
 
 use crate::common::Pooling;
 use crate::failure::{Failure, Result};
@@ -87,11 +87,11 @@ impl Plan {
         Ok(Self { kind, folder })
     }
 
-    pub fn load(self, compute: Arc<dyn GpuCompute>) -> Result<Encoder> {
+    pub fn load(self, compute: Arc<dyn GpuCompute>, precision: Precision) -> Result<Encoder> {
         let kind = self.kind;
         let model = match kind {
-            Kind::Sparse => Model::Sparse(SparseEmbedder::from_folder(self.folder, compute)?),
-            Kind::Vector | Kind::Tokens => Model::Dense(Embedder::from_folder(self.folder, compute)?),
+            Kind::Sparse => Model::Sparse(SparseEmbedder::from_folder_with(self.folder, compute, precision)?),
+            Kind::Vector | Kind::Tokens => Model::Dense(Embedder::from_folder_with(self.folder, compute, precision)?),
         };
         Ok(Encoder { model, kind })
     }

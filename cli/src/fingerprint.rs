@@ -1,6 +1,6 @@
 //! `fingerprint`: one hash of a model's outputs.
 
-use crate::common::{Compute, Head, Model};
+use crate::common::{Compute, Head, Model, PrecisionArg};
 use crate::failure::{Done, Result};
 use crate::output::Sink;
 
@@ -15,11 +15,13 @@ pub struct Args {
     #[command(flatten)]
     model: Model,
     #[command(flatten)]
+    precision: PrecisionArg,
+    #[command(flatten)]
     compute: Compute,
 }
 
 pub fn run(args: &Args) -> Result<Done> {
-    let model = args.compute.load_transformer(&args.model, Head::Auto)?;
+    let model = args.compute.load_transformer(&args.model, Head::Auto, &args.precision)?;
     let hash = kin_infer::fingerprint(&model)?;
     let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut out = Sink::stdout();

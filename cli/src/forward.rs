@@ -6,7 +6,7 @@ use kin_infer::arch::HeadSpec;
 use kin_infer::{BertModel, Encoded, Sequence};
 use serde::Deserialize;
 
-use crate::common::{Compute, Head, Model, tell};
+use crate::common::{Compute, Head, Model, PrecisionArg, tell};
 use crate::failure::{Done, Failure, Result, item_detail};
 use crate::tensors::TensorFile;
 
@@ -34,6 +34,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Head::Auto)]
     head: Head,
     #[command(flatten)]
+    precision: PrecisionArg,
+    #[command(flatten)]
     compute: Compute,
 }
 
@@ -50,7 +52,7 @@ const LEAST_TOKENS: usize = 1024;
 
 pub fn run(args: &Args) -> Result<Done> {
     let sequences = read_tokens(args)?;
-    let model = args.compute.load_transformer(&args.model, args.head)?;
+    let model = args.compute.load_transformer(&args.model, args.head, &args.precision)?;
     let outputs = Outputs::of(&model);
     let shapes: Vec<_> = sequences.iter().map(|s| outputs.shapes(s.ids.len())).collect();
     let named =

@@ -4,7 +4,7 @@ use kin_infer::Reranker;
 use kin_infer::embedder::Counted;
 use serde_json::{Value, json};
 
-use crate::common::{Compute, Model};
+use crate::common::{Compute, Model, PrecisionArg};
 use crate::failure::{Done, Result, item_detail};
 use crate::input::{InputArgs, Item, Items, field, id_field};
 use crate::output::{ListFormat, Sink};
@@ -38,6 +38,8 @@ pub struct Args {
     #[arg(long)]
     counts: bool,
     #[command(flatten)]
+    precision: PrecisionArg,
+    #[command(flatten)]
     compute: Compute,
     /// Documents to score; one that starts with `-` goes after `--`
     #[arg(value_name = "DOC", conflicts_with_all = ["input", "input_format"])]
@@ -54,8 +56,8 @@ struct Scored {
 
 pub fn run(mut args: Args) -> Result<Done> {
     let mut items = Items::open(std::mem::take(&mut args.documents), &args.input)?;
-    let compute = args.compute.open()?;
-    let reranker = Reranker::load_with_compute(&args.model.folder()?, compute)?;
+    let precision = args.precision.get();
+    let reranker = Reranker::load_with(&args.model.folder()?, args.compute.open_for(precision)?, precision)?;
     if reranker.labels() > 1 {
         args.compute.note(&format!("note: the model has {} labels; sorted by the first", reranker.labels()));
     }

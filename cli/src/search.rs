@@ -8,7 +8,7 @@ use kin_infer::dot_product;
 use kin_infer::embedder::max_sim;
 use serde_json::{Value, json};
 
-use crate::common::{Compute, Model, Pooling};
+use crate::common::{Compute, Model, Pooling, PrecisionArg};
 use crate::encoder::{Encoded, Encoder, Kind, Plan, Request};
 use crate::failure::{Done, Failure, Result};
 use crate::input::id_field;
@@ -50,6 +50,8 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = ListFormat::Text)]
     format: ListFormat,
     #[command(flatten)]
+    precision: PrecisionArg,
+    #[command(flatten)]
     compute: Compute,
     /// What to look for. The model's `query` prompt is put before it where the model has one
     query: String,
@@ -64,7 +66,7 @@ pub fn run(args: &Args) -> Result<Done> {
     if args.normalize && plan.kind == Kind::Sparse {
         return Err(Failure::Usage("--normalize is for dense vectors; this makes sparse vectors".to_string()));
     }
-    let encoder = plan.load(args.compute.open()?)?;
+    let encoder = plan.load(args.compute.open_for(args.precision.get())?, args.precision.get())?;
     encoder.assumptions().iter().for_each(|assumed| args.compute.note(&format!("note: {assumed}")));
     let mut best = Best { query: query(&encoder, args)?, top: args.top, kept: Vec::new() };
     let reader = BufReader::with_capacity(1 << 16, file);

@@ -165,6 +165,54 @@ fn the_fingerprint_depends_on_the_model_alone() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("`mmx` is not available"));
 }
 
+/// `--precision int8`: other vectors, near the exact ones, the same on every instruction set; every command that encodes
+/// takes it.
+#[test]
+fn int8_is_taken_by_what_encodes() {
+    let model = fixture("st-tiny").display().to_string();
+    let vector = |more: &[&str]| {
+        let arguments = [&["embed", "--model", &model, "some words to embed"], more].concat();
+        floats(&run(&arguments).expect(0).json()[0]["embedding"])
+    };
+    let (exact, int8) = (vector(&[]), vector(&["--precision", "int8"]));
+    assert_eq!(vector(&["--precision", "exact"]), exact);
+    assert_ne!(exact, int8);
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+    assert!(dot(&exact, &int8) > 0.99 * (dot(&exact, &exact) * dot(&int8, &int8)).sqrt());
+
+    let folder = scratch("int8");
+    let (stored, cross) = (folder.join("stored.jsonl").display().to_string(), folder.join("cross"));
+    let texts =
+        ["embed", "--model", &model, "--precision", "int8", "--output", &stored, "some words to embed", "other"];
+    run(&texts).expect(0);
+    let search = ["search", "--model", &model, "--embeddings", &stored, "--format", "json", "some words to embed"];
+    let score = |more: &[&str]| run(&[&search, more].concat()).expect(0).json()[0]["score"].as_f64().unwrap();
+    let own = score(&["--precision", "int8"]);
+    assert!(own > score(&[]), "the same precision finds its own vectors best");
+
+    classifier(1, &cross);
+    let cross = cross.display().to_string();
+    let rerank = ["rerank", "--model", &cross, "--query", "some", "--format", "json", "words"];
+    let [exact, int8] = [&[][..], &["--precision", "int8"]].map(|more| run(&[&rerank, more].concat()).expect(0).stdout);
+    assert_ne!(exact, int8);
+
+    let print = |isa: &str, dot: &str| {
+        let mut command = kin_infer();
+        command.args(["fingerprint", "--model", &model, "--precision", "int8"]);
+        let output = command.env("KIN_INFER_CPU_ISA", isa).env("KIN_INFER_CPU_DOT", dot).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let first = print("scalar", "");
+    assert_ne!(first, run(&["fingerprint", "--model", &model]).expect(0).stdout);
+    let sets: Value = serde_json::from_str(&run(&["devices", "--json"]).expect(0).stdout).unwrap();
+    for isa in sets["instruction_sets"].as_array().unwrap() {
+        for dot in ["", "off"] {
+            assert_eq!(print(isa.as_str().unwrap(), dot), first, "{isa} {dot}");
+        }
+    }
+    run(&["embed", "--model", &model, "--precision", "int4", "x"]).expect(2);
+}
+
 #[test]
 fn inspect_tells_what_is_there() {
     let inspect = |name: &str, more: &[&str]| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kin_infer::gpu::Profiled;
 use kin_infer::modules::ModelFolder;
-use kin_infer::{BertConfig, BertModel};
+use kin_infer::{BertConfig, BertModel, LoadOptions};
 
 use super::Args;
 use super::encoder::made_up;
@@ -17,7 +17,8 @@ use crate::failure::Result;
 pub fn rows(args: &Args, folder: &Path, compute: &Arc<Profiled>) -> Result<Vec<Row>> {
     let folder = ModelFolder::read(folder)?.transformer_dir;
     let config = BertConfig::from_folder(&folder)?;
-    let model = Arc::new(BertModel::load_with_compute(&folder, config, compute.clone())?);
+    let options = LoadOptions { precision: args.precision.get(), ..LoadOptions::default() };
+    let model = Arc::new(BertModel::load_with_options(&folder, config, compute.clone(), options)?);
     Head::CausalLm.check(&model)?;
     let vocabulary = model.spec().embedding.vocab_size as u32;
     let (prompt, new) = (args.prompt_tokens as usize, args.new_tokens as usize);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kin_infer::arch::HeadChoice;
 use kin_infer::gpu::Profiled;
 use kin_infer::modules::ModelFolder;
-use kin_infer::{BertConfig, BertModel, Sequence};
+use kin_infer::{BertConfig, BertModel, LoadOptions, Sequence};
 
 use super::Args;
 use super::machine::Limit;
@@ -19,9 +19,9 @@ use crate::input::{InputArgs, InputFormat, Items};
 const TOKENS: usize = 1024;
 
 pub fn rows(args: &Args, folder: &Path, compute: &Arc<Profiled>) -> Result<Vec<Row>> {
-    let Some(input) = &args.input else { return of_lengths(&args.lengths, folder, compute) };
+    let Some(input) = &args.input else { return of_lengths(args, folder, compute) };
     let texts = texts(input)?;
-    let encoder = Plan::new(folder, None)?.load(compute.clone())?;
+    let encoder = Plan::new(folder, None)?.load(compute.clone(), args.precision.get())?;
     Ok(vec![Row {
         name: format!("{} texts of {}", texts.len(), input.display()),
         limit: Limit::Flops,
@@ -58,10 +58,11 @@ fn embed(encoder: &Encoder, texts: &[String]) -> Result<Done> {
     Ok(Done { texts: texts.len(), tokens })
 }
 
-fn of_lengths(lengths: &[usize], folder: &Path, compute: &Arc<Profiled>) -> Result<Vec<Row>> {
+fn of_lengths(args: &Args, folder: &Path, compute: &Arc<Profiled>) -> Result<Vec<Row>> {
     let folder = ModelFolder::read(folder)?.transformer_dir;
     let config = BertConfig::from_folder(&folder)?;
-    let model = Arc::new(BertModel::load_with_head(&folder, config, compute.clone(), HeadChoice::Vectors)?);
+    let options = LoadOptions { head: HeadChoice::Vectors, precision: args.precision.get() };
+    let model = Arc::new(BertModel::load_with_options(&folder, config, compute.clone(), options)?);
     let vocabulary = model.spec().embedding.vocab_size as u32;
     let row = |&length: &usize| {
         let length = length.max(1);
@@ -77,7 +78,7 @@ fn of_lengths(lengths: &[usize], folder: &Path, compute: &Arc<Profiled>) -> Resu
             }),
         }
     };
-    Ok(lengths.iter().map(row).collect())
+    Ok(args.lengths.iter().map(row).collect())
 }
 
 /// A token id that no model treats in its own way: past the first thousand, where special tokens lie.

@@ -4,7 +4,8 @@ use std::io::{BufRead, stdin};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use kin_infer::gpu::create_compute;
+use kin_infer::Precision;
+use kin_infer::gpu::create_compute_for;
 use serde::Deserialize;
 use serde_json::json;
 
@@ -30,9 +31,9 @@ enum Command {
     Quit,
 }
 
-pub fn run(folder: &Path, threads: usize) -> Result<Done> {
+pub fn run(folder: &Path, threads: usize, precision: Precision) -> Result<Done> {
     kin_infer::init_threads(threads);
-    let encoder = Plan::new(folder, None)?.load(create_compute()?)?;
+    let encoder = Plan::new(folder, None)?.load(create_compute_for(precision)?, precision)?;
     encode(&encoder, &["fn main() {}".to_string()])?;
     say(&json!({"event": "ready", "dim": encoder.dimension()}))?;
     let mut corpus = Vec::new();
