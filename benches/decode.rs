@@ -1,15 +1,19 @@
 //! One token of a decoder at a time, as a share of the memory bandwidth of the same run.
 //!
-//! `cargo bench --bench decode [-- [--rounds N] [--threads N] [f32|bf16|f16 ...]]`. A synthetic LLaMA of about 1 GB of
-//! matrices a format, more than the last-level cache, is written to a temporary folder and loaded; each round reads a
-//! buffer of as many bytes with the same threads, and decodes a token. Run by `cargo test --benches`, it does nothing.
+//! `cargo bench --bench decode [-- [--rounds N] [--threads N] [f32|bf16|f16|q8_0|q4_0 ...]]`. A synthetic LLaMA of about
+//! 1 GB of matrices a format, more than the last-level cache, is written to a temporary folder and loaded; each round
+//! reads a buffer of as many bytes with the same threads, and decodes a token. Run by `cargo test --benches`, it does
+//! nothing.
+
+mod bandwidth;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use bandwidth::Probe;
+use kin_infer::weights::Dtype;
 use kin_infer::{BertConfig, BertModel};
-use rayon::prelude::*;
 
 const HIDDEN: usize = 2048;
 const INNER: usize = 5632;
@@ -46,72 +50,82 @@ fn tensors(layers: usize) -> Vec<(String, Vec<usize>)> {
     list
 }
 
+/// The formats by name. Norms and the embedding table are f32 where matrices are blocks.
+const FORMATS: [(&str, Dtype); 5] =
+    [("f32", Dtype::F32), ("bf16", Dtype::BF16), ("f16", Dtype::F16), ("q8_0", Dtype::Q8_0), ("q4_0", Dtype::Q4_0)];
+
+/// Bytes of so many values.
+fn bytes_of(dtype: Dtype, values: usize) -> usize {
+    values / dtype.block_len() * dtype.size()
+}
+
 /// Writes a model of small random weights; gives its folder and the bytes of its matrices that a token reads.
-fn write(format: &str) -> std::io::Result<(Folder, usize)> {
-    let size = if format == "f32" { 4 } else { 2 };
+fn write(name: &str, dtype: Dtype) -> std::io::Result<(Folder, usize)> {
     let layer = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * INNER;
-    let layers = BYTES / (layer * size);
-    let folder = Folder(std::env::temp_dir().join(format!("kin-infer-decode-{}-{format}", std::process::id())));
+    let layers = BYTES / bytes_of(dtype, layer);
+    let folder = Folder(std::env::temp_dir().join(format!("kin-infer-decode-{}-{name}", std::process::id())));
     std::fs::create_dir_all(&folder.0)?;
     let config = serde_json::json!({
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": HIDDEN, "num_hidden_layers": layers,
         "num_attention_heads": HIDDEN / 128, "intermediate_size": INNER, "vocab_size": VOCAB, "rms_norm_eps": 1e-5
     });
     std::fs::write(folder.0.join("config.json"), config.to_string())?;
-    write_tensors(&folder.0.join("model.safetensors"), &tensors(layers), format, size)?;
-    Ok((folder, (layers * layer + VOCAB * HIDDEN) * size))
+    write_tensors(&folder.0.join("model.safetensors"), &tensors(layers), dtype)?;
+    Ok((folder, bytes_of(dtype, layers * layer + VOCAB * HIDDEN)))
 }
 
-fn write_tensors(file: &Path, list: &[(String, Vec<usize>)], format: &str, size: usize) -> std::io::Result<()> {
-    let (mut header, mut at) = (serde_json::Map::new(), 0);
+fn write_tensors(file: &Path, list: &[(String, Vec<usize>)], dtype: Dtype) -> std::io::Result<()> {
+    let (mut header, mut blocks, mut at) = (serde_json::Map::new(), serde_json::Map::new(), 0);
+    let stored = |name: &str, shape: &[usize]| {
+        let matrix = shape.len() == 2 && !name.contains("embed_tokens");
+        if dtype.is_block() && !matrix { Dtype::F32 } else { dtype }
+    };
     for (name, shape) in list {
-        let end = at + shape.iter().product::<usize>() * size;
-        let entry =
-            serde_json::json!({"dtype": format.to_ascii_uppercase(), "shape": shape, "data_offsets": [at, end]});
+        let dtype = stored(name, shape);
+        let end = at + bytes_of(dtype, shape.iter().product());
+        let (label, dimensions) = match dtype.is_block() {
+            true => ("U8".to_string(), vec![shape[0], bytes_of(dtype, shape[1])]),
+            false => (dtype.to_string(), shape.clone()),
+        };
+        if dtype.is_block() {
+            blocks.insert(name.clone(), serde_json::json!({"dtype": dtype.to_string(), "shape": shape}));
+        }
+        let entry = serde_json::json!({"dtype": label, "shape": dimensions, "data_offsets": [at, end]});
         header.insert(name.clone(), entry);
         at = end;
+    }
+    if !blocks.is_empty() {
+        let text = serde_json::Value::Object(blocks).to_string();
+        header.insert("__metadata__".to_string(), serde_json::json!({"kin_infer.blocks": text}));
     }
     let header = serde_json::Value::Object(header).to_string();
     let mut out = std::io::BufWriter::with_capacity(1 << 20, std::fs::File::create(file)?);
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(header.as_bytes())?;
     let mut state = 1u32;
-    for _ in 0..at / size {
+    let mut next = move || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let value = (state >> 8) as f32 / (1 << 24) as f32 * 0.04 - 0.02;
-        match format {
-            "f32" => out.write_all(&value.to_le_bytes())?,
-            "bf16" => out.write_all(&half::bf16::from_f32(value).to_le_bytes())?,
-            _ => out.write_all(&half::f16::from_f32(value).to_le_bytes())?,
-        }
-    }
-    out.flush()
-}
-
-/// Streams that a thread reads side by side.
-const STREAMS: usize = 8;
-
-/// Seconds to read `bytes` once with the current threads, several streams a thread.
-fn read(buffer: &[u64], bytes: usize) -> f64 {
-    let words = &buffer[..(bytes / 8).min(buffer.len())];
-    let start = Instant::now();
-    let threads = rayon::current_num_threads();
-    let sum = |part: &[u64]| {
-        let len = part.len() / STREAMS / 8 * 8;
-        let streams: [&[u64]; STREAMS] = std::array::from_fn(|s| &part[s * len..][..len]);
-        let mut sums = [[0u64; 8]; STREAMS];
-        for i in (0..len).step_by(8) {
-            for (sum, stream) in sums.iter_mut().zip(&streams) {
-                for (s, x) in sum.iter_mut().zip(&stream[i..i + 8]) {
-                    *s = s.wrapping_add(*x);
+        state >> 8
+    };
+    let scale = half::f16::from_f32(0.001).to_le_bytes();
+    for (name, shape) in list {
+        let dtype = stored(name, shape);
+        for _ in 0..shape.iter().product::<usize>() / dtype.block_len() {
+            let value = next() as f32 / (1 << 24) as f32 * 0.04 - 0.02;
+            match dtype {
+                Dtype::F32 => out.write_all(&value.to_le_bytes())?,
+                Dtype::BF16 => out.write_all(&half::bf16::from_f32(value).to_le_bytes())?,
+                Dtype::F16 => out.write_all(&half::f16::from_f32(value).to_le_bytes())?,
+                _ => {
+                    out.write_all(&scale)?;
+                    for _ in 0..(dtype.size() - scale.len()) / 2 {
+                        out.write_all(&(next() as u16).to_le_bytes())?;
+                    }
                 }
             }
         }
-        sums.as_flattened().iter().fold(0u64, |s, x| s.wrapping_add(*x))
-    };
-    let total = words.par_chunks(words.len().div_ceil(threads)).map(sum).reduce(|| 0, u64::wrapping_add);
-    std::hint::black_box(total);
-    start.elapsed().as_secs_f64()
+    }
+    out.flush()
 }
 
 fn median(values: &mut [f64]) -> f64 {
@@ -121,24 +135,24 @@ fn median(values: &mut [f64]) -> f64 {
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-fn measure(format: &str, rounds: usize, buffer: &[u64]) -> Result<(), Failure> {
-    let (folder, bytes) = write(format)?;
+fn measure(name: &str, dtype: Dtype, rounds: usize, probe: &Probe) -> Result<(), Failure> {
+    let (folder, bytes) = write(name, dtype)?;
     let model = BertModel::load(&folder.0, BertConfig::from_folder(&folder.0)?)?;
     let mut cache = model.kv_cache()?;
     model.prefill(&mut cache, &[1, 2, 3, 4])?;
     let (mut shares, mut rates, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..rounds {
-        let before = read(buffer, bytes);
+        let before = probe.seconds(bytes);
         let start = Instant::now();
         model.extend(&mut cache, &[(round % VOCAB) as u32])?;
         let taken = start.elapsed().as_secs_f64();
-        let read = before.min(read(buffer, bytes));
+        let read = before.min(probe.seconds(bytes));
         shares.push(read / taken);
         rates.push(bytes as f64 / read * 1e-9);
         tokens.push(1.0 / taken);
     }
     println!(
-        "{format:5} {:4} MB of weights: {:.2} of the read bandwidth (best round {:.2}), {:.1} tokens/s, reads at {:.1} GB/s",
+        "{name:5} {:4} MB of weights: {:.2} of the read bandwidth (best round {:.2}), {:.1} tokens/s, reads at {:.1} GB/s",
         bytes / 1_000_000,
         median(&mut shares),
         shares.iter().copied().fold(0.0, f64::max),
@@ -159,8 +173,9 @@ fn main() -> Result<(), Failure> {
         at.and_then(|i| args.get(i + 1)).and_then(|v| v.parse().ok()).unwrap_or(default)
     };
     let (rounds, threads) = (number("--rounds", 15), number("--threads", 1));
-    let chosen: Vec<&str> = ["f32", "bf16", "f16"].into_iter().filter(|f| args.iter().any(|a| a == f)).collect();
-    let chosen = if chosen.is_empty() { vec!["f32", "bf16", "f16"] } else { chosen };
+    let asked = |name: &str| args.iter().any(|a| a == name);
+    let all = FORMATS.iter().all(|(name, _)| !asked(name));
+    let chosen: Vec<_> = FORMATS.into_iter().filter(|(name, _)| all || asked(name)).collect();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     println!("{threads} thread(s), {rounds} rounds, medians");
     pool.install(|| {
@@ -169,8 +184,7 @@ fn main() -> Result<(), Failure> {
         #[cfg(target_os = "linux")]
         map.advise(memmap2::Advice::HugePage)?;
         map.fill(1);
-        // SAFETY: any bytes are u64 values.
-        let (_, buffer, _) = unsafe { map.align_to::<u64>() };
-        chosen.iter().try_for_each(|format| measure(format, rounds, buffer))
+        let probe = Probe::new(&map);
+        chosen.iter().try_for_each(|(name, dtype)| measure(name, *dtype, rounds, &probe))
     })
 }

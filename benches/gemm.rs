@@ -1,4 +1,4 @@
-//! Matrix products and attention of the CPU backend as a share of the FMA peak, one thread.
+//! Matrix products and attention of the CPU backend as a share of the f32 FMA peak, one thread.
 //!
 //! `cargo bench --bench gemm [-- [--rounds N] [words that a row's label must hold]]`. Every sample of a row lies between
 //! two measurements of the instruction set's peak (see `cpu::peak`), in thread CPU time: a share is a ratio within a few
@@ -12,7 +12,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use clock::{median, now};
-use kin_infer::cpu::{self, CpuCompute, Kernels, peak};
+use kin_infer::Precision;
+use kin_infer::cpu::{self, CpuCompute, Kernels, QuantKernels, peak};
 use kin_infer::gpu::{AttentionShape, Buffer, Columns, Epilogue, GpuCompute, KeyWindow, ScoreBias, Segments};
 use kin_infer::weights::Dtype;
 use operands::Operands;
@@ -40,6 +41,8 @@ struct Row {
     group: &'static str,
     label: String,
     flops: f64,
+    /// A best share that no measurement reaches: products of bytes may take four times as many terms as an FMA.
+    ceiling: f64,
     run: Box<dyn Fn()>,
     samples: Vec<Sample>,
 }
@@ -127,6 +130,44 @@ impl Shared {
                     group,
                     label: format!("{dtype} M {m:4} N {n:4} K {k:4}"),
                     flops: 2.0 * (m * n * k) as f64,
+                    ceiling: 1.05,
+                    run: Box::new(move || {
+                        let mut output = output.borrow_mut();
+                        compute.matmul(&input, m, &weight, Epilogue::NONE, &mut output).expect("matmul");
+                    }),
+                    samples: Vec::new(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Rows of one product of integers, for each set of integer kernels; the quantisation of the input is part of it.
+    fn integers(
+        &mut self,
+        rows: &mut Vec<Row>,
+        group: &'static str,
+        (n, k): (usize, usize),
+        tokens: &[usize],
+    ) -> kin_infer::Result<()> {
+        let (dtype, precision) = match group {
+            "Q8_0" => (Dtype::Q8_0, Precision::Exact),
+            "Q4_0" => (Dtype::Q4_0, Precision::Exact),
+            _ => (Dtype::F32, Precision::Int8),
+        };
+        let tensor = self.operands.weight(n, k, dtype)?;
+        let weight = Rc::new(self.compute.prepare_weight_as(&[tensor], precision)?);
+        for (table, quant) in integer_tables() {
+            let compute = Rc::new(CpuCompute::with_quant_kernels(table, quant));
+            for &m in tokens {
+                let (compute, weight) = (Rc::clone(&compute), Rc::clone(&weight));
+                let (input, output) = (Rc::clone(&self.input), Rc::clone(&self.output));
+                rows.push(Row {
+                    isa: table.name(),
+                    group,
+                    label: format!("{} M {m:4} N {n:4} K {k:4}", quant.name()),
+                    flops: 2.0 * (m * n * k) as f64,
+                    ceiling: 4.2,
                     run: Box::new(move || {
                         let mut output = output.borrow_mut();
                         compute.matmul(&input, m, &weight, Epilogue::NONE, &mut output).expect("matmul");
@@ -150,6 +191,7 @@ impl Shared {
                 group: "attention",
                 label: format!("attention of {len:3} tokens, {heads} x {head_dim}"),
                 flops: (heads * 4 * len * len * head_dim) as f64,
+                ceiling: 1.05,
                 run: Box::new(move || {
                     let mut output = output.borrow_mut();
                     let width = heads * head_dim;
@@ -179,17 +221,30 @@ fn tables() -> impl Iterator<Item = &'static Kernels> {
     cpu::available().into_iter().filter(|t| peak::of(t).is_some())
 }
 
+/// Each set of integer kernels but the scalar one, with the float kernels of its registers.
+fn integer_tables() -> impl Iterator<Item = (&'static Kernels, &'static QuantKernels)> {
+    cpu::quant_available().into_iter().filter_map(|quant| {
+        let name = match quant.name() {
+            "avx512-vnni" => "avx512",
+            "avx-vnni" | "avx2" => "avx2",
+            "neon-dotprod" | "neon" => "neon",
+            _ => return None,
+        };
+        tables().find(|t| t.name() == name).map(|table| (table, quant))
+    })
+}
+
 fn print(rows: &[Row], isa: &str) {
     println!("\n{isa}");
     println!("| group | row | GFLOP/s | share of peak, median | best |\n|-|-|-|-|-|");
     for row in rows {
         let rate = median(row.samples.iter().map(|s| s.rate));
         let (share, best) = (row.median_share(), row.best_share());
-        let flag = if best > 1.05 { " IMPOSSIBLE: the peak or the clock is wrong" } else { "" };
+        let flag = if best > row.ceiling { " IMPOSSIBLE: the peak or the clock is wrong" } else { "" };
         println!("| {} | {} | {rate:.1} | {share:.3} | {best:.3}{flag} |", row.group, row.label);
     }
     let mean = |label: &str, keep: &dyn Fn(&Row) -> bool| {
-        let kept: Vec<&Row> = rows.iter().filter(|r| r.group == "f32" && keep(r)).collect();
+        let kept: Vec<&Row> = rows.iter().filter(|r| keep(r)).collect();
         if !kept.is_empty() {
             let (share, best) = (
                 geometric_mean(kept.iter().map(|r| r.median_share())),
@@ -199,9 +254,15 @@ fn print(rows: &[Row], isa: &str) {
         }
     };
     for m in TOKENS {
-        mean(&format!(", {m} tokens,"), &|r| r.label.contains(&format!("M {m:4} ")));
+        mean(&format!(", f32, {m} tokens,"), &|r| r.group == "f32" && r.label.contains(&format!("M {m:4} ")));
     }
-    mean("", &|_| true);
+    mean(", f32,", &|r| r.group == "f32");
+    for (_, quant) in integer_tables().filter(|(t, _)| t.name() == isa) {
+        for group in ["int8", "Q8_0", "Q4_0"] {
+            let of = |r: &Row| r.group == group && r.label.starts_with(&format!("{} M", quant.name()));
+            mean(&format!(", {group}, {},", quant.name()), &of);
+        }
+    }
 }
 
 fn bench(rounds: usize, words: &[String]) -> kin_infer::Result<()> {
@@ -214,6 +275,14 @@ fn bench(rounds: usize, words: &[String]) -> kin_infer::Result<()> {
         shared.matmul(&mut rows, "few rows", (n, k, Dtype::F32), &[1, 2, 4])?;
         for dtype in [Dtype::BF16, Dtype::F16] {
             shared.matmul(&mut rows, "16-bit", (n, k, dtype), &[16, 128])?;
+        }
+    }
+    for (n, k) in SHAPES {
+        shared.integers(&mut rows, "int8", (n, k), &[16, 128, 512, 2048])?;
+    }
+    for (n, k) in [(384, 384), (1536, 384), (768, 768), (3072, 768), (768, 3072)] {
+        for group in ["Q8_0", "Q4_0"] {
+            shared.integers(&mut rows, group, (n, k), &[16, 128, 512])?;
         }
     }
     for len in [16, 128, 512] {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use kin_infer::cpu::{self, CpuCompute};
 use kin_infer::gpu::{Activation, Epilogue, GpuCompute};
-use kin_infer::weights::{Checkpoint, Dtype, Tensor};
+use kin_infer::weights::{Checkpoint, Dtype, Tensor, blocks};
 use safetensors::tensor::{Dtype as FileDtype, TensorView, serialize_to_file};
 
 /// A source of random values, and a folder for the checkpoints made of them.
@@ -46,13 +46,19 @@ impl Operands {
             Dtype::BF16 => {
                 (FileDtype::BF16, values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect())
             }
-            other => unreachable!("this bench has no operands of {other}"),
+            _ => {
+                let mut bytes = vec![0; values.len() / dtype.block_len() * dtype.size()];
+                blocks::quantise(dtype, &values, &mut bytes)?;
+                (FileDtype::U8, bytes)
+            }
         };
         std::fs::create_dir_all(&self.folder).expect("a folder for temporary files");
         let path = self.folder.join(format!("{}.safetensors", self.files));
         self.files += 1;
-        let view = TensorView::new(file_dtype, vec![n, k], &bytes).expect("the bytes fit the shape");
-        serialize_to_file([("weight", view)], None, &path).expect("a temporary file");
+        let view = TensorView::new(file_dtype, vec![n, bytes.len() * 8 / file_dtype.bitsize() / n], &bytes);
+        let blocks = format!(r#"{{"weight": {{"dtype": "{dtype}", "shape": [{n}, {k}]}}}}"#);
+        let metadata = dtype.is_block().then(|| [("kin_infer.blocks".to_string(), blocks)].into());
+        serialize_to_file([("weight", view.expect("the bytes fit the shape"))], metadata, &path).expect("a file");
         Checkpoint::open_file(&path)?.tensor("weight").cloned()
     }
 }
