@@ -96,7 +96,7 @@ impl Team {
 
 fn wait(spins: &mut usize) {
     *spins += 1;
-    if *spins % SPINS == 0 {
+    if spins.is_multiple_of(SPINS) {
         std::thread::yield_now();
     } else {
         std::hint::spin_loop();

@@ -95,7 +95,9 @@ fn silu(x: f32) -> f32 {
 
 type Apply = fn(&Kernels, &mut [f32]);
 
-const FUNCTIONS: [(&str, Apply, fn(f32) -> f32); 5] = [
+type Definition = fn(f32) -> f32;
+
+const FUNCTIONS: [(&str, Apply, Definition); 5] = [
     ("exp", |k, x| k.exp(x), exp),
     ("gelu_erf", |k, x| k.activation(Activation::GeluErf, x), gelu_erf),
     ("gelu_tanh", |k, x| k.activation(Activation::GeluTanh, x), gelu_tanh),
