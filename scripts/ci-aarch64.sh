@@ -64,7 +64,9 @@ run_tests() {
     QEMU_CPU=$cpu /usr/bin/cargo test -p kin-infer --locked "$@" -- "${native[@]/#/--skip=}" "${arguments[@]}"
 }
 
-# cortex-a72 is plain NEON; max adds dotprod, fp16, i8mm and bf16, which only the kernels and what they compute can show.
+# What an instruction set can change: kernels, operations, and whole models against their references and fingerprints.
+# Files, tokenizers and texts are the same code everywhere. cortex-a72 is plain NEON; max adds dotprod, fp16, i8mm and
+# bf16, which only the kernels and the fingerprints have to show again.
 arguments=("$@")
-run_tests cortex-a72 --lib --tests
-run_tests max,sve=off --lib --test kernels --test backend_ops --test parity
+run_tests cortex-a72 --lib --test kernels --test backend_ops --test parity --test decoders --test invariance --test blocks
+run_tests max,sve=off --lib --test kernels --test invariance
