@@ -4,6 +4,8 @@
 
 mod buffer;
 mod compute;
+pub mod device;
+pub mod kernels;
 mod profiled;
 mod shapes;
 
