@@ -6,13 +6,14 @@ use std::sync::Arc;
 use super::attention::{self, View};
 use super::kv::{self, Keys};
 use super::memory::Pool;
-use super::operands::{ascending, end, expect, host, host_mut, indices, shape, size, view, whole_rows};
+use super::operands::{host, host_mut, indices, shape, view};
 use super::packed::{self, PackedMatrix, Product};
 use super::quant::QuantKernels;
 use super::table::Kernels;
 use super::{dispatch, pooling};
-use crate::error::{InferError, Result};
+use crate::error::Result;
 use crate::fork;
+use crate::gpu::checks::{self, expect, size, whole_rows};
 use crate::gpu::{
     Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer, KvStore,
     Norm, NormKind, PoolingMode, Precision, Rope, RopeLayout, Segments, Slices, StoredAttention, Table, Weight,
@@ -63,19 +64,9 @@ impl CpuCompute {
     }
 }
 
-/// The operands of a product whose output holds `out` values, checked.
-fn product<'a>(x: &'a Buffer, rows: usize, weight: &'a Weight, e: &Epilogue<'a>, out: usize) -> Result<Product<'a>> {
-    let (n, k) = (weight.n(), weight.k());
-    expect("matmul", "the input", x.len(), size(&[rows, k]))?;
-    expect("matmul", "the output", out, size(&[rows, n]))?;
-    if let Some(bias) = e.bias {
-        expect("matmul", "the bias", bias.len(), n)?;
-    }
-    for (what, operand) in [("the factor", e.factor), ("the residual", e.residual)] {
-        if let Some(operand) = operand {
-            expect("matmul", what, operand.len(), size(&[rows, n]))?;
-        }
-    }
+/// The operands of a product, checked.
+fn product<'a>(x: &'a Buffer, rows: usize, weight: &'a Weight, e: &Epilogue<'a>, out: &Buffer) -> Result<Product<'a>> {
+    checks::matmul(x, rows, weight, e, out)?;
     Ok(Product {
         rows,
         a: host(x)?,
@@ -127,15 +118,7 @@ impl GpuCompute for CpuCompute {
     }
 
     fn prepare_weight_as(&self, parts: &[Tensor], precision: Precision) -> Result<Weight> {
-        let width = |t: &Tensor| if t.shape().len() == 2 { Some(t.shape()[1]) } else { None };
-        let first = parts.first().and_then(width);
-        if first.is_none() || parts.iter().any(|t| width(t) != first) {
-            let shapes: Vec<_> = parts.iter().map(|t| format!("{} {:?}", t.name(), t.shape())).collect();
-            return Err(InferError::InvalidArgument(format!(
-                "prepare_weight: matrices of one width are needed, got {}",
-                shapes.join(", ")
-            )));
-        }
+        checks::prepare_weight(parts)?;
         let packed = match precision {
             Precision::Exact => PackedMatrix::new(parts)?,
             Precision::Int8 => PackedMatrix::int8(parts)?,
@@ -145,19 +128,13 @@ impl GpuCompute for CpuCompute {
 
     fn prepare_table(&self, tensor: &Tensor) -> Result<Table> {
         tensor.dtype()?;
-        match tensor.shape() {
-            [rows, cols] => Ok(Table::new(*rows, *cols, tensor.clone())),
-            other => Err(InferError::InvalidArgument(format!(
-                "prepare_table: `{}` has shape {other:?}, a matrix is needed",
-                tensor.name()
-            ))),
-        }
+        let (rows, cols) = checks::prepare_table(tensor)?;
+        Ok(Table::new(rows, cols, tensor.clone()))
     }
 
     fn gather(&self, table: &Table, ids: &IndexBuffer, accumulate: bool, out: &mut Buffer) -> Result<()> {
         let cols = table.cols();
-        expect("gather", "the output", out.len(), size(&[ids.len(), cols]))?;
-        expect("gather", "the table", table.rows(), ids.bound())?;
+        checks::gather(table, ids, out)?;
         let (tensor, ids) = (table.storage::<Tensor>()?, indices(ids)?);
         let failed = std::sync::Mutex::new(None);
         let out = &mut host_mut(out)?[..ids.len() * cols];
@@ -179,7 +156,7 @@ impl GpuCompute for CpuCompute {
     }
 
     fn matmul(&self, x: &Buffer, rows: usize, weight: &Weight, e: Epilogue, out: &mut Buffer) -> Result<()> {
-        let product = product(x, rows, weight, &e, out.len())?;
+        let product = product(x, rows, weight, &e, out)?;
         packed::run(self.kernels, self.quant, &product, host_mut(out)?);
         Ok(())
     }
@@ -195,12 +172,12 @@ impl GpuCompute for CpuCompute {
     ) -> Result<()> {
         let mut factor = self.alloc(size(&[rows, up.0.n()]))?;
         let e = Epilogue { bias: up.1, ..Epilogue::NONE };
-        let first = product(x, rows, up.0, &e, factor.len())?;
+        let first = product(x, rows, up.0, &e, &factor)?;
         // Where both take the same quantised rows, they are made once.
         let made = packed::Rows::new(self.quant, first.weight, first.a, rows);
         packed::run_rows(self.kernels, self.quant, &first, &made, host_mut(&mut factor)?);
         let e = Epilogue { bias: gate.1, activation, factor: Some(&factor), residual: None };
-        let second = product(x, rows, gate.0, &e, out.len())?;
+        let second = product(x, rows, gate.0, &e, out)?;
         if made.serve(second.weight, rows) {
             packed::run_rows(self.kernels, self.quant, &second, &made, host_mut(out)?);
         } else {
@@ -272,12 +249,8 @@ impl GpuCompute for CpuCompute {
 
     fn norm(&self, x: &mut Buffer, slices: Slices, norm: Norm) -> Result<()> {
         let (width, Slices { first, count, stride }) = (norm.gamma.len(), slices);
-        whole_rows("norm", x.len(), stride)?;
-        expect("norm", "a row", stride, end(first, size(&[count, width])))?;
+        checks::norm(x, slices, &norm)?;
         let (gamma, beta) = (host(norm.gamma)?, norm.beta.map(host).transpose()?);
-        if let Some(beta) = beta {
-            expect("norm", "beta", beta.len(), width)?;
-        }
         if width == 0 {
             return Ok(());
         }
@@ -320,18 +293,7 @@ impl GpuCompute for CpuCompute {
 
     fn rope(&self, x: &mut Buffer, r: &Rope) -> Result<()> {
         let half = r.rotary_dim / 2;
-        if !r.rotary_dim.is_multiple_of(2)
-            || r.rotary_dim > r.head_dim
-            || end(r.first, size(&[r.heads, r.head_dim])) > r.stride
-        {
-            return Err(InferError::InvalidArgument(format!(
-                "rope: rotary_dim {} of {} heads of {} at column {} does not fit a matrix {} wide",
-                r.rotary_dim, r.heads, r.head_dim, r.first, r.stride
-            )));
-        }
-        expect("rope", "the matrix", x.len(), size(&[r.positions.len(), r.stride]))?;
-        expect("rope", "the cosine table", r.cos.len(), size(&[r.positions.bound(), half]))?;
-        expect("rope", "the sine table", r.sin.len(), size(&[r.positions.bound(), half]))?;
+        checks::rope(x, r)?;
         let (cos, sin, positions) = (host(r.cos)?, host(r.sin)?, indices(r.positions)?);
         let x = &mut host_mut(x)?[..positions.len() * r.stride];
         each_rows(x, r.stride, |first, part| {
@@ -353,8 +315,7 @@ impl GpuCompute for CpuCompute {
     }
 
     fn copy_rows(&self, x: &Buffer, cols: usize, first: usize, out: &mut Buffer) -> Result<()> {
-        whole_rows("copy_rows", out.len(), cols)?;
-        expect("copy_rows", "the input", x.len(), end(size(&[first, cols]), out.len()))?;
+        checks::copy_rows(x, cols, first, out)?;
         let (x, out) = (&host(x)?[first * cols..], host_mut(out)?);
         out.copy_from_slice(&x[..out.len()]);
         Ok(())
@@ -369,12 +330,8 @@ impl GpuCompute for CpuCompute {
         taps: usize,
         out: &mut Buffer,
     ) -> Result<()> {
-        let rows = segments.total();
-        expect("unfold", "the input", x.len(), size(&[rows, cols]))?;
-        expect("unfold", "the output", out.len(), size(&[rows, taps, cols]))?;
-        expect("unfold", "the positions", positions.len(), rows)?;
+        checks::unfold(x, cols, segments, indices(positions)?, taps, out)?;
         let (x, out, positions) = (host(x)?, host_mut(out)?, indices(positions)?);
-        ascending("unfold", positions, segments)?;
         for segment in segments.iter() {
             let own = &positions[segment.clone()];
             for row in segment.clone() {
@@ -392,33 +349,19 @@ impl GpuCompute for CpuCompute {
     }
 
     fn kv_store(&self, kv_heads: usize, head_dim: usize) -> Result<KvStore> {
-        if kv_heads == 0 || head_dim == 0 {
-            return Err(InferError::InvalidArgument(format!("kv_store: {kv_heads} heads of {head_dim} features")));
-        }
+        checks::kv_store(kv_heads, head_dim)?;
         Ok(KvStore::new(kv_heads, head_dim, Keys::default()))
     }
 
     fn kv_append(&self, store: &mut KvStore, k: Columns, v: Columns, rows: Range<usize>) -> Result<()> {
-        let width = size(&[store.kv_heads(), store.head_dim()]);
-        let view = |what: &str, c: Columns| {
-            expect("kv_append", "a row", c.stride, end(c.first, width))?;
-            let needed = if rows.is_empty() { 0 } else { end(size(&[rows.end - 1, c.stride]), end(c.first, width)) };
-            expect("kv_append", what, c.buffer.len(), needed)
-        };
-        view("the keys", k)?;
-        view("the values", v)?;
+        checks::kv_append(store, k, v, &rows)?;
         let k = View { data: host(k.buffer)?, first: k.first, stride: k.stride };
         let v = View { data: host(v.buffer)?, first: v.first, stride: v.stride };
         kv::append(store, k, v, rows)
     }
 
     fn kv_keep(&self, store: &mut KvStore, first: usize, len: usize) -> Result<()> {
-        if len > store.len() || first > len || first < store.first() {
-            let (held_first, held) = (store.first(), store.len());
-            return Err(InferError::InvalidArgument(format!(
-                "kv_keep: keys {first} to {len} of a store that holds {held_first} to {held}"
-            )));
-        }
+        checks::kv_keep(store, first, len)?;
         kv::keep(store, first, len)
     }
 
@@ -429,18 +372,8 @@ impl GpuCompute for CpuCompute {
     }
 
     fn attend(&self, q: Columns, stores: &[&KvStore], s: &StoredAttention, out: &mut Buffer) -> Result<()> {
-        let sequences = kv::check(stores, s)?;
-        let Some(first) = stores.first() else { return Ok(()) };
-        let width = size(&[s.heads, first.head_dim()]);
-        let rows = s.segments.total();
-        expect("attend", "a row of the query", q.stride, end(q.first, width))?;
-        expect(
-            "attend",
-            "the query",
-            q.buffer.len(),
-            if rows == 0 { 0 } else { end(size(&[rows - 1, q.stride]), end(q.first, width)) },
-        )?;
-        expect("attend", "the output", out.len(), size(&[rows, width]))?;
+        checks::attend(q, stores, s, out)?;
+        let sequences = kv::sequences(stores, s)?;
         let q = View { data: host(q.buffer)?, first: q.first, stride: q.stride };
         kv::attend(self.kernels, q, &sequences, s, host_mut(out)?);
         Ok(())
@@ -455,16 +388,7 @@ impl GpuCompute for CpuCompute {
         mode: PoolingMode,
         (out, out_first, out_stride): (&mut Buffer, usize, usize),
     ) -> Result<()> {
-        expect("pool", "the input", x.len(), size(&[ranges.total(), cols]))?;
-        whole_rows("pool", x.len(), cols)?;
-        expect("pool", "the output", out.len(), size(&[ranges.len(), out_stride]))?;
-        expect("pool", "a row of the output", out_stride, end(out_first, cols))?;
-        if let Some(i) = (0..ranges.len()).find(|&i| ranges.range(i).len() <= skip) {
-            return Err(InferError::input(
-                i,
-                format!("{} tokens, {skip} of them skipped: none left to pool", ranges.range(i).len()),
-            ));
-        }
+        checks::pool(x, cols, ranges, skip, (out, out_first, out_stride))?;
         let x = host(x)?;
         each_rows(&mut host_mut(out)?[..ranges.len() * out_stride], out_stride, |first, part| {
             for (i, row) in part.chunks_exact_mut(out_stride).enumerate() {

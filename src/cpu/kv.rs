@@ -113,22 +113,10 @@ pub(super) struct Sequence<'a> {
     head_dim: usize,
 }
 
-/// The sequences of a call, checked.
-pub(super) fn check<'a>(stores: &[&'a KvStore], s: &StoredAttention) -> Result<Vec<Sequence<'a>>> {
-    let wrong = |detail: String| InferError::InvalidArgument(format!("attend: {detail}"));
-    if stores.len() != s.segments.len() {
-        return Err(wrong(format!("{} stores for {} sequences", stores.len(), s.segments.len())));
-    }
-    let shape = stores.first().map(|s| (s.kv_heads(), s.head_dim()));
+/// The sequences of a call.
+pub(super) fn sequences<'a>(stores: &[&'a KvStore], s: &StoredAttention) -> Result<Vec<Sequence<'a>>> {
     let sequence = |(store, rows): (&&'a KvStore, Range<usize>)| {
         let (kv_heads, head_dim) = (store.kv_heads(), store.head_dim());
-        if shape != Some((kv_heads, head_dim)) || !s.heads.is_multiple_of(kv_heads) || s.heads == 0 {
-            return Err(wrong(format!("{} query heads over a store of {kv_heads} heads of {head_dim}", s.heads)));
-        }
-        let needed = (store.len() + 1).saturating_sub(rows.len()).saturating_sub(s.behind as usize + 1);
-        if rows.len() > store.len() || store.first() > needed {
-            return Err(wrong(format!("{} rows over keys {} to {}", rows.len(), store.first(), store.len())));
-        }
         Ok(Sequence { keys: store.storage::<Keys>()?, len: store.len(), rows, kv_heads, head_dim })
     };
     stores.iter().zip(s.segments.iter()).map(sequence).collect()

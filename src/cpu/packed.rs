@@ -14,6 +14,7 @@ use super::table::Kernels;
 use crate::error::{InferError, Result};
 use crate::fork;
 use crate::gpu::Activation;
+use crate::gpu::checks::not_finite;
 use crate::weights::{Dtype, Tensor};
 
 /// An [n, k] matrix in panels of 16 output columns, `[panel][k][16]`, the last panel padded with zeros. 16-bit
@@ -142,15 +143,6 @@ fn check(t: &Tensor, row: usize, values: &[f32]) -> Result<()> {
     match values.iter().position(|v| !v.is_finite()) {
         Some(column) => Err(not_finite(t, row, column)),
         None => Ok(()),
-    }
-}
-
-fn not_finite(t: &Tensor, row: usize, column: usize) -> InferError {
-    InferError::TensorError {
-        file: t.file().to_path_buf(),
-        tensor: t.name().to_string(),
-        expected: "finite values".to_string(),
-        found: format!("NaN or an infinity at [{row}, {column}]"),
     }
 }
 

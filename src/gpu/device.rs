@@ -24,6 +24,8 @@ pub struct DeviceInfo {
     pub detail: String,
     /// Bytes of memory it may use.
     pub memory: u64,
+    /// Multiprocessors or GPU cores: as many threadgroups keep it busy. A guess costs speed only.
+    pub units: u32,
 }
 
 /// Why a call failed.

@@ -2,7 +2,10 @@
 //!
 //! The name is history: the CPU is a backend like the others, and the one that is always there.
 
+mod backend;
 mod buffer;
+pub(crate) mod checks;
+
 mod compute;
 pub mod device;
 pub mod kernels;
@@ -11,6 +14,7 @@ mod shapes;
 
 use std::sync::Arc;
 
+pub use backend::DeviceCompute;
 pub use buffer::{Buffer, IndexBuffer, KvStore, Table, Weight};
 pub use compute::GpuCompute;
 pub use profiled::{Cost, Profiled};

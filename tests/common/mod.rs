@@ -1,6 +1,8 @@
 //! What the integration tests share: fixtures, reference tensors, comparison.
 #![allow(dead_code)] // each test binary uses its own part
 
+pub mod outputs;
+
 use std::path::PathBuf;
 
 use safetensors::{Dtype, SafeTensors};

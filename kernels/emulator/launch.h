@@ -1,0 +1,330 @@
+// Launches kernels: fibers, their scheduler, and the table of kernels by name. Included once, after the kernels.
+#pragma once
+#include "emu.h"
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#ifdef EMU_TSAN
+extern "C" {
+void* __tsan_get_current_fiber(void);
+void* __tsan_create_fiber(unsigned);
+void __tsan_switch_to_fiber(void*, unsigned);
+void __tsan_acquire(void*);
+void __tsan_release(void*);
+}
+#endif
+
+// Saves the callee's registers and the stack pointer, and goes on where `to` was saved.
+extern "C" void emu_switch(void** save, void* to);
+#if defined(__x86_64__)
+#define EMU_SAVED 6
+asm(R"(
+.text
+.globl emu_switch
+.hidden emu_switch
+.type emu_switch,@function
+emu_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size emu_switch,.-emu_switch
+)");
+#elif defined(__aarch64__)
+#define EMU_SAVED 20
+asm(R"(
+.text
+.globl emu_switch
+.hidden emu_switch
+.type emu_switch,@function
+emu_switch:
+  sub sp, sp, #160
+  stp d8, d9, [sp, #0]
+  stp d10, d11, [sp, #16]
+  stp d12, d13, [sp, #32]
+  stp d14, d15, [sp, #48]
+  stp x19, x20, [sp, #64]
+  stp x21, x22, [sp, #80]
+  stp x23, x24, [sp, #96]
+  stp x25, x26, [sp, #112]
+  stp x27, x28, [sp, #128]
+  stp x29, x30, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp d8, d9, [sp, #0]
+  ldp d10, d11, [sp, #16]
+  ldp d12, d13, [sp, #32]
+  ldp d14, d15, [sp, #48]
+  ldp x19, x20, [sp, #64]
+  ldp x21, x22, [sp, #80]
+  ldp x23, x24, [sp, #96]
+  ldp x25, x26, [sp, #112]
+  ldp x27, x28, [sp, #128]
+  ldp x29, x30, [sp, #144]
+  add sp, sp, #160
+  ret
+.size emu_switch,.-emu_switch
+)");
+#endif
+
+namespace emu {
+thread_local Fiber* current = nullptr;
+thread_local uint3 group;
+
+typedef void (*Call)(void* const* buffers, const void* args);
+
+struct Scheduler {
+    std::vector<Fiber> fibers;
+    std::vector<uint> order;
+    void* main_pointer = nullptr;
+    void* main_tsan = nullptr;
+    Call call = nullptr;
+    void* const* buffers = nullptr;
+    const void* args = nullptr;
+    const char* kernel = "";
+    bool without_fibers = false;
+    uint64_t random = 1;
+    char start, end, barrier[2], exchange[32][2]; // what threads synchronise on, for the sanitizer
+};
+static thread_local Scheduler scheduler;
+
+[[noreturn]] static void diverged(const char* why) {
+    fprintf(stderr, "kernel %s, threadgroup (%u, %u, %u): %s\n", scheduler.kernel, group.x, group.y, group.z, why);
+    int shown = 0;
+    for (const Fiber& f : scheduler.fibers)
+        if (f.wait != RUNS && shown++ < 8)
+            fprintf(stderr, "  thread %u: %s, line %d\n", f.flat,
+                    f.wait == BARRIER ? "at a barrier" : f.wait == EXCHANGE ? "at an exchange" : "ended", f.line);
+    abort();
+}
+
+EMU_QUIET static void to_main() {
+#ifdef EMU_TSAN
+    __tsan_switch_to_fiber(scheduler.main_tsan, 1);
+#endif
+    emu_switch(&current->stack_pointer, scheduler.main_pointer);
+}
+
+EMU_QUIET void wait_for_others(Wait kind, int line) {
+    Fiber& me = *current;
+    if (scheduler.without_fibers) diverged("a kernel declared by KERNEL_EACH has a barrier or an exchange");
+    me.wait = kind;
+    me.line = line;
+    const uint parity = (kind == BARRIER ? me.barriers++ : me.exchanges++) & 1;
+#ifdef EMU_TSAN
+    char* key = kind == BARRIER ? &scheduler.barrier[parity] : &scheduler.exchange[me.flat >> 5][parity];
+    __tsan_release(key);
+    to_main();
+    __tsan_acquire(key);
+#else
+    (void)parity;
+    to_main();
+#endif
+}
+
+EMU_QUIET Fiber* lane_of_current(uint lane) {
+    const uint flat = (current->flat & ~31u) + lane;
+    if (flat >= scheduler.order.size()) diverged("an exchange with a lane that the threadgroup lacks");
+    return &scheduler.fibers[flat];
+}
+
+// A fiber lives on from one threadgroup to the next.
+EMU_QUIET static void entry() {
+    for (;;) {
+#ifdef EMU_TSAN
+        __tsan_acquire(&scheduler.start);
+#endif
+        scheduler.call(scheduler.buffers, scheduler.args);
+        current->wait = DONE;
+#ifdef EMU_TSAN
+        __tsan_release(&scheduler.end);
+#endif
+        to_main();
+    }
+}
+
+enum { STACK = 64 * 1024 };
+
+EMU_QUIET static void make_fibers(uint count) {
+    for (uint i = uint(scheduler.fibers.size()); i < count; i++) {
+        Fiber f{};
+        f.flat = i;
+        f.stack = static_cast<char*>(aligned_alloc(64, STACK));
+        // Tops of stacks are shifted: equal offsets would share the cache's sets.
+        void** top = reinterpret_cast<void**>(f.stack + STACK - 4096 - i % 61 * 64);
+#if defined(__x86_64__)
+        *--top = nullptr;
+        *--top = reinterpret_cast<void*>(entry);
+        for (int r = 0; r < EMU_SAVED; r++) *--top = nullptr;
+#else
+        for (int r = 0; r < EMU_SAVED; r++) *--top = nullptr;
+        top[EMU_SAVED - 1] = reinterpret_cast<void*>(entry);
+#endif
+        f.stack_pointer = top;
+#ifdef EMU_TSAN
+        f.tsan = __tsan_create_fiber(0);
+#endif
+        scheduler.fibers.push_back(f);
+    }
+}
+
+// Whether the threads of a SIMD group may go on; counts those that ended and those at a barrier.
+static bool meet(uint first, uint end, uint& done, uint& at_barrier) {
+    uint waiting = 0;
+    int line = -1;
+    bool same = true;
+    for (uint i = first; i < end; i++) {
+        const Fiber& f = scheduler.fibers[i];
+        done += f.wait == DONE;
+        at_barrier += f.wait == BARRIER;
+        if (f.wait != EXCHANGE) continue;
+        same = same && (line < 0 || line == f.line);
+        line = f.line;
+        waiting++;
+    }
+    if (waiting < end - first) return false;
+    if (!same) diverged("lanes are at different exchanges");
+    for (uint i = first; i < end; i++) scheduler.fibers[i].wait = RUNS;
+    return true;
+}
+
+// order: 0 ascending, 1 descending, else a shuffle anew each round, from this seed.
+EMU_QUIET static void run_group(uint3 threads, uint order) {
+    Scheduler& s = scheduler;
+    const uint count = threads.x * threads.y * threads.z;
+    make_fibers(count);
+    s.order.resize(count);
+    for (uint i = 0; i < count; i++) {
+        Fiber& f = s.fibers[i];
+        f.tid = {i % threads.x, i / threads.x % threads.y, i / (threads.x * threads.y)};
+        f.wait = RUNS;
+        f.barriers = f.exchanges = 0;
+        s.order[i] = order == 1 ? count - 1 - i : i;
+    }
+#ifdef EMU_TSAN
+    s.main_tsan = __tsan_get_current_fiber();
+    __tsan_release(&s.start);
+#endif
+    for (;;) {
+        for (uint i = count - 1; order > 1 && i > 0; i--) {
+            s.random = s.random * 6364136223846793005u + 1442695040888963407u + order;
+            std::swap(s.order[i], s.order[(s.random >> 33) % (i + 1)]);
+        }
+        for (uint i : s.order) {
+            Fiber& f = s.fibers[i];
+            if (f.wait != RUNS) continue;
+            current = &f;
+#ifdef EMU_TSAN
+            __tsan_switch_to_fiber(f.tsan, 1);
+#endif
+            emu_switch(&s.main_pointer, f.stack_pointer);
+        }
+        bool progress = false;
+        uint done = 0, at_barrier = 0;
+        for (uint first = 0; first < count; first += 32)
+            progress |= meet(first, std::min(count, first + 32), done, at_barrier);
+        if (done == count) break;
+        if (at_barrier == count) {
+            for (uint i = 0; i < count; i++) {
+                if (s.fibers[i].line != s.fibers[0].line) diverged("threads are at different barriers");
+                s.fibers[i].wait = RUNS;
+            }
+            progress = true;
+        }
+        if (!progress) diverged("some threads never arrive");
+    }
+#ifdef EMU_TSAN
+    __tsan_acquire(&s.end);
+#endif
+}
+
+static void run_each(uint3 threads, uint order) {
+    Fiber thread{};
+    current = &thread;
+    const uint count = threads.x * threads.y * threads.z;
+    for (uint i = 0; i < count; i++) {
+        thread.flat = order == 1 ? count - 1 - i : i;
+        const uint flat = thread.flat;
+        thread.tid = {flat % threads.x, flat / threads.x % threads.y, flat / (threads.x * threads.y)};
+        scheduler.call(scheduler.buffers, scheduler.args);
+    }
+}
+
+struct Entry {
+    const char* name;
+    uint threads;
+    bool each;
+    uint buffers;
+    size_t args;
+    Call call;
+};
+extern const Entry entries[];
+
+// Calls a kernel with buffers as its pointers and the bytes of its last parameter.
+template <auto KERNEL_FUNCTION>
+struct Caller;
+template <class... P, void (*KERNEL_FUNCTION)(P...)>
+struct Caller<KERNEL_FUNCTION> {
+    static constexpr uint BUFFERS = sizeof...(P) - 1;
+    template <size_t I>
+    using Parameter = typename std::tuple_element<I, std::tuple<P...>>::type;
+    typedef typename std::remove_const<Parameter<BUFFERS>>::type Args;
+    template <size_t... I>
+    static void with(void* const* buffers, const void* args, std::index_sequence<I...>) {
+        Args p;
+        memcpy(&p, args, sizeof p);
+        KERNEL_FUNCTION(static_cast<Parameter<I>>(buffers[I])..., p);
+    }
+    static void call(void* const* buffers, const void* args) { with(buffers, args, std::make_index_sequence<BUFFERS>()); }
+};
+#define KERNEL_ENTRY(name, threads, each)                                                                           \
+    {#name, threads, each, emu::Caller<name>::BUFFERS, sizeof(emu::Caller<name>::Args), emu::Caller<name>::call}
+} // namespace emu
+
+// What a launch that is refused gives: 1 no such kernel, 2 too many threads, 3 another number of buffers, 4 another size
+// of arguments; 0 when it ran.
+extern "C" int kin_infer_emulator_launch(const char* name, const uint* grid, const uint* threads, void* const* buffers,
+                                         uint buffer_count, const void* args, size_t args_size, uint order) {
+    const emu::Entry* entry = emu::entries;
+    while (entry->name && strcmp(entry->name, name) != 0) entry++;
+    if (!entry->name) return 1;
+    const uint3 size = {threads[0], threads[1], threads[2]};
+    if (size.x * size.y * size.z == 0 || size.x * size.y * size.z > entry->threads) return 2;
+    if (entry->buffers != buffer_count) return 3;
+    if (entry->args != args_size) return 4;
+    emu::Scheduler& s = emu::scheduler;
+    s.call = entry->call;
+    s.buffers = buffers;
+    s.args = args;
+    s.kernel = entry->name;
+    s.without_fibers = entry->each;
+    for (uint z = 0; z < grid[2]; z++)
+        for (uint y = 0; y < grid[1]; y++)
+            for (uint x = 0; x < grid[0]; x++) {
+                emu::group = {x, y, z};
+                if (order == 1) emu::group = {grid[0] - 1 - x, grid[1] - 1 - y, grid[2] - 1 - z};
+                if (entry->each) emu::run_each(size, order);
+                else emu::run_group(size, order);
+            }
+    return 0;
+}
+
+// The name of kernel i; null beyond the last.
+extern "C" const char* kin_infer_emulator_kernel(uint i) { return emu::entries[i].name; }

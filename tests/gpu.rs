@@ -1,0 +1,35 @@
+//! Whole models on the GPU backend, over the emulated device: the bits of the CPU.
+
+mod common;
+mod emulated;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use common::outputs::{FAMILIES, hash, heads, load};
+use common::{decoders, encoders, fixture};
+use emulated::{ORDERS, backend};
+
+/// Every fixture's outputs, packed batches and a decoder's steps among them, have the committed bits: the families' in
+/// every order of threads, the others in one, in turn; with small and with large tiles.
+#[test]
+fn every_fixture_has_the_committed_bits() {
+    if !emulated::available("every_fixture_has_the_committed_bits") {
+        return;
+    }
+    let committed = std::fs::read_to_string(fixture("fingerprints.json")).unwrap();
+    let committed: BTreeMap<String, String> = serde_json::from_str(&committed).unwrap();
+    let names = encoders().into_iter().chain(decoders());
+    let fixtures: Vec<_> = names.flat_map(|name| heads(&name).into_iter().map(move |h| (name.clone(), h))).collect();
+    let mut compared = 0;
+    for (i, (name, (key, head))) in fixtures.iter().enumerate() {
+        let every = FAMILIES.contains(&name.as_str());
+        for (turn, order) in ORDERS.iter().enumerate().filter(|(turn, _)| every || i % ORDERS.len() == *turn) {
+            let units = if (i + turn) % 2 == 0 { 1 } else { 64 };
+            let model = load(name, Arc::new(backend(*order, units)), *head);
+            assert_eq!(hash(&model), committed[key], "{key}: {order:?}, {units} units");
+            compared += 1;
+        }
+    }
+    assert!(compared >= 200, "{compared}");
+}
