@@ -42,8 +42,8 @@ impl PackedMatrix {
         let one = dtypes.iter().all(|d| *d == dtypes[0]).then_some(dtypes[0]);
         let data = match one {
             Some(dtype @ (Dtype::F16 | Dtype::BF16)) => halves(&rows, k, dtype)?,
-            Some(Dtype::Q8_0) => quantised(&rows, k, QuantKind::Q8)?,
-            Some(Dtype::Q4_0) => quantised(&rows, k, QuantKind::Q4)?,
+            Some(Dtype::Q8_0) if k > 0 => quantised(&rows, k, QuantKind::Q8)?,
+            Some(Dtype::Q4_0) if k > 0 => quantised(&rows, k, QuantKind::Q4)?,
             _ => {
                 let mut data = AlignedBuf::zeroed(rows.len().div_ceil(PANEL) * k * PANEL, "packed weights")?;
                 pack(&rows, k, &mut data, |t, r, out| {
