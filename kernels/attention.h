@@ -32,25 +32,29 @@ INLINE uint below(DEVICE const uint* values, uint count, uint limit) {
     return low;
 }
 
-// The first key that a query sees, and one past the last.
-struct Seen {
-    uint first, end;
-};
-
-// positions: of every row of the batch.
-INLINE Seen seen_keys(DEVICE const uint* tile, DEVICE const uint* positions, uint flags, uint behind, uint ahead, uint i) {
+// The first key that query i of a tile sees, and one past the last. positions: of every row of the batch.
+INLINE void seen_keys(DEVICE const uint* tile, DEVICE const uint* positions, uint flags, uint behind, uint ahead, uint i,
+                      THREAD uint& first, THREAD uint& end) {
     const uint len = tile[TILE_LEN], query = tile[TILE_QUERY] + i;
-    Seen seen = {0, len};
+    first = 0;
+    end = len;
     if (flags & ATTENTION_STORED) {
-        seen.first = query > behind ? query - behind : 0;
-        seen.end = query + 1;
+        first = query > behind ? query - behind : 0;
+        end = query + 1;
     } else if (behind != 0xffffffffu || ahead != 0xffffffffu) {
         DEVICE const uint* own = positions + tile[TILE_KEYS];
         const uint at = own[query], last = at > 0xffffffffu - ahead ? 0xffffffffu : at + ahead;
-        seen.first = below(own, len, at > behind ? at - behind : 0);
-        seen.end = last == 0xffffffffu ? len : below(own, len, last + 1);
+        first = below(own, len, at > behind ? at - behind : 0);
+        end = last == 0xffffffffu ? len : below(own, len, last + 1);
     }
-    return seen;
+}
+
+// The keys that any query of a tile sees: positions ascend.
+INLINE void seen_by_tile(DEVICE const uint* tile, DEVICE const uint* positions, uint flags, uint behind, uint ahead,
+                         THREAD uint& first, THREAD uint& end) {
+    uint other;
+    seen_keys(tile, positions, flags, behind, ahead, tile[TILE_COUNT] - 1, other, end);
+    seen_keys(tile, positions, flags, behind, ahead, 0, first, other);
 }
 
 // The raw scores of 32 queries by 64 keys: the chain of q and k over the head's features, cut at 512.
@@ -68,9 +72,9 @@ KERNEL(256) attention_scores(DEVICE const float* q ARG(0), DEVICE const float* k
     const uint len = tile[TILE_LEN], count = tile[TILE_COUNT], key0 = gid.x * 64, head = p.head + gid.z;
     if (key0 >= len) return;
     if (p.flags & ATTENTION_WINDOW) {
-        const Seen low = seen_keys(tile, positions, p.flags, p.behind, p.ahead, 0);
-        const Seen high = seen_keys(tile, positions, p.flags, p.behind, p.ahead, count - 1);
-        if (key0 >= high.end || key0 + 64 <= low.first) return;
+        uint first, end;
+        seen_by_tile(tile, positions, p.flags, p.behind, p.ahead, first, end);
+        if (key0 >= end || key0 + 64 <= first) return;
     }
     const uint t = tid.x, tx = t % 16, ty = t / 16;
     float sum[2][4], total[2][4];
@@ -169,7 +173,7 @@ INLINE float scaled_score(float s, DEVICE const float* bias, PARAM(SoftmaxArgs) 
 // Softmax of each query's scores over the keys it sees, in place; key j is of lane j mod 32. With SOFTMAX_FILL the
 // weights of the others become +0; else they are left alone.
 //
-// Grid: x over 4 (8 queries each), y over tiles, z over heads (from p.head on); threadgroups of 256, a SIMD group a query.
+// Grid: x over ceil(largest COUNT / 8), y over tiles, z over heads (from p.head on); threadgroups of 256, a SIMD group a query.
 KERNEL(256) attention_softmax(DEVICE float* scores ARG(0), DEVICE const uint* tiles ARG(1), DEVICE const uint* positions ARG(2),
                               DEVICE const float* bias ARG(3), PARAM(SoftmaxArgs) p ARG(4) THREAD_PARAMS) {
     THREAD_IDS();
@@ -178,12 +182,13 @@ KERNEL(256) attention_softmax(DEVICE float* scores ARG(0), DEVICE const uint* ti
     if (i >= tile[TILE_COUNT]) return;
     DEVICE float* row = scores + tile[TILE_SCORES] + gid.z * tile[TILE_STRIDE] + i * len;
     DEVICE const uint* own = positions + ((p.flags & ATTENTION_STORED) ? 0 : tile[TILE_KEYS]);
-    const Seen seen = seen_keys(tile, positions, p.flags, p.behind, p.ahead, i);
-    const uint first = (seen.first & ~31u) + lane; // lanes are counted from key 0
+    uint seen, end;
+    seen_keys(tile, positions, p.flags, p.behind, p.ahead, i, seen, end);
+    const uint first = (seen & ~31u) + lane; // lanes are counted from key 0
     const uint q_at = p.bias == BIAS_NONE ? 0 : own[tile[TILE_QUERY] + i];
     float top = 0.0f - INFINITE;
-    for (uint j = first; j < seen.end; j += 32) {
-        if (j < seen.first) continue;
+    for (uint j = first; j < end; j += 32) {
+        if (j < seen) continue;
         const float z = scaled_score(row[j], bias, p, head, q_at, p.bias == BIAS_NONE ? 0 : own[j]);
         row[j] = z;
         top = top < z ? z : top;
@@ -194,19 +199,19 @@ KERNEL(256) attention_softmax(DEVICE float* scores ARG(0), DEVICE const uint* ti
     }
     top = SHUFFLE(top, 0);
     float sum = 0.0f;
-    for (uint j = first; j < seen.end; j += 32) {
-        if (j < seen.first) continue;
+    for (uint j = first; j < end; j += 32) {
+        if (j < seen) continue;
         const float d = row[j] - top, e = d < -69.0f ? 0.0f : exponential(d);
         row[j] = e;
         sum = sum + e;
     }
     const float inverse = 1.0f / folded(sum);
-    for (uint j = first; j < seen.end; j += 32) {
-        if (j >= seen.first) row[j] = row[j] * inverse;
+    for (uint j = first; j < end; j += 32) {
+        if (j >= seen) row[j] = row[j] * inverse;
     }
     if (p.flags & SOFTMAX_FILL) {
         for (uint j = lane; j < len; j += 32) {
-            if (j < seen.first || j >= seen.end) row[j] = 0.0f;
+            if (j < seen || j >= end) row[j] = 0.0f;
         }
     }
 }
@@ -225,19 +230,17 @@ KERNEL(256) attention_values(DEVICE const float* scores ARG(0), DEVICE const flo
     const uint len = tile[TILE_LEN], count = tile[TILE_COUNT], head = p.head + gid.z, feature0 = gid.x * 64;
     DEVICE const float* weights = scores + tile[TILE_SCORES] + gid.z * tile[TILE_STRIDE];
     const uint t = tid.x, tx = t % 16, ty = t / 16;
-    // What the thread's two queries see, and what any of the tile's does: positions ascend.
-    Seen seen[2];
+    uint seen_first[2], seen_end[2], first, end;
     UNROLL for (uint i = 0; i < 2; i++) {
-        const uint query = ty * 2 + i;
-        seen[i] = seen_keys(tile, positions, p.flags, p.behind, p.ahead, query < count ? query : 0);
+        const uint query = ty * 2 + i < count ? ty * 2 + i : 0;
+        seen_keys(tile, positions, p.flags, p.behind, p.ahead, query, seen_first[i], seen_end[i]);
     }
-    const uint from = seen_keys(tile, positions, p.flags, p.behind, p.ahead, 0).first & ~31u;
-    const uint end = seen_keys(tile, positions, p.flags, p.behind, p.ahead, count - 1).end;
+    seen_by_tile(tile, positions, p.flags, p.behind, p.ahead, first, end);
     float sum[2][4], total[2][4];
     UNROLL for (uint i = 0; i < 2; i++) {
         UNROLL for (uint j = 0; j < 4; j++) sum[i][j] = total[i][j] = 0.0f;
     }
-    for (uint key0 = from; key0 < end; key0 += 32) {
+    for (uint key0 = first & ~31u; key0 < end; key0 += 32) {
         const uint left = end - key0, depth = left < 32 ? left : 32;
         for (uint at = t; at < 32 * 32; at += 256) {
             const uint key = at % 32, query = at / 32;
@@ -252,7 +255,7 @@ KERNEL(256) attention_values(DEVICE const float* scores ARG(0), DEVICE const flo
         BARRIER();
         UNROLL for (uint i = 0; i < 2; i++) {
             for (uint key = 0; key < depth; key++) {
-                if (key0 + key < seen[i].first || key0 + key >= seen[i].end) continue;
+                if (key0 + key < seen_first[i] || key0 + key >= seen_end[i]) continue;
                 const float weight = ps[key * 33 + ty * 2 + i];
                 UNROLL for (uint j = 0; j < 4; j++) sum[i][j] = FMA(weight, vs[key * 65 + tx + j * 16], sum[i][j]);
             }
@@ -275,4 +278,93 @@ KERNEL(256) attention_values(DEVICE const float* scores ARG(0), DEVICE const flo
                 out[(tile[TILE_ROW] + query) * p.out_stride + head * p.dim + feature] = total[i][j];
         }
     }
+}
+
+// attention_softmax for tiles of one query (decoding): a threadgroup a row, so that long rows are quick. The sum alone is
+// left to one SIMD group, whose lanes are the contract's.
+//
+// Grid: x 1, y over tiles, z over heads (from p.head on); threadgroups of 256.
+KERNEL(256) attention_softmax_one(DEVICE float* scores ARG(0), DEVICE const uint* tiles ARG(1), DEVICE const uint* positions ARG(2),
+                                  DEVICE const float* bias ARG(3), PARAM(SoftmaxArgs) p ARG(4) THREAD_PARAMS) {
+    THREAD_IDS();
+    SHARED float tops[8];
+    SHARED float inverse[1];
+    DEVICE const uint* tile = tiles + gid.y * 8;
+    const uint len = tile[TILE_LEN], head = p.head + gid.z;
+    DEVICE float* row = scores + tile[TILE_SCORES] + gid.z * tile[TILE_STRIDE];
+    DEVICE const uint* own = positions + ((p.flags & ATTENTION_STORED) ? 0 : tile[TILE_KEYS]);
+    uint seen, end;
+    seen_keys(tile, positions, p.flags, p.behind, p.ahead, 0, seen, end);
+    const uint q_at = p.bias == BIAS_NONE ? 0 : own[tile[TILE_QUERY]];
+    float top = 0.0f - INFINITE;
+    for (uint j = seen + tid.x; j < end; j += 256) {
+        const float z = scaled_score(row[j], bias, p, head, q_at, p.bias == BIAS_NONE ? 0 : own[j]);
+        row[j] = z;
+        top = top < z ? z : top;
+    }
+    for (uint width = 16; width > 0; width >>= 1) {
+        const float other = SHUFFLE_DOWN(top, width);
+        top = top < other ? other : top;
+    }
+    if (lane == 0) tops[simd] = top;
+    BARRIER();
+    top = tops[0];
+    for (uint i = 1; i < 8; i++) top = top < tops[i] ? tops[i] : top;
+    for (uint j = seen + tid.x; j < end; j += 256) { // each thread what it wrote
+        const float d = row[j] - top;
+        row[j] = d < -69.0f ? 0.0f : exponential(d);
+    }
+    BARRIER_ALL();
+    if (simd == 0) {
+        float sum = 0.0f;
+        uint j = (seen & ~31u) + lane;
+        if (j < seen) j += 32;
+        for (; j < end; j += 32) sum = sum + row[j];
+        sum = folded(sum);
+        if (lane == 0) inverse[0] = 1.0f / sum;
+    }
+    BARRIER();
+    for (uint j = seen + tid.x; j < end; j += 256) row[j] = row[j] * inverse[0];
+    if (p.flags & SOFTMAX_FILL) {
+        for (uint j = tid.x; j < len; j += 256) {
+            if (j < seen || j >= end) row[j] = 0.0f;
+        }
+    }
+}
+
+// attention_values for tiles of one query (decoding): four chains at a time.
+//
+// Grid: x over ceil(dim / 64), y over tiles, z over heads (from p.head on); threadgroups of 64 features by 4 chains.
+KERNEL(256) attention_values_one(DEVICE const float* scores ARG(0), DEVICE const float* v ARG(1), DEVICE const uint* tiles ARG(2),
+                                 DEVICE const uint* blocks ARG(3), DEVICE const uint* positions ARG(4), DEVICE float* out ARG(5),
+                                 PARAM(ValueArgs) p ARG(6) THREAD_PARAMS) {
+    THREAD_IDS();
+    SHARED float part[4 * 64];
+    DEVICE const uint* tile = tiles + gid.y * 8;
+    const uint head = p.head + gid.z, feature = gid.x * 64 + tid.x;
+    DEVICE const float* weights = scores + tile[TILE_SCORES] + gid.z * tile[TILE_STRIDE];
+    const uint step = (p.flags & ATTENTION_STORED) ? p.dim : p.v_stride;
+    uint seen, end;
+    seen_keys(tile, positions, p.flags, p.behind, p.ahead, 0, seen, end);
+    float total = 0.0f;
+    for (uint base = seen / 512; base * 512 < end; base += 4) {
+        const uint chain = base + tid.y, last = (chain + 1) * 512 < end ? (chain + 1) * 512 : end;
+        if (chain * 512 < end && feature < p.dim) {
+            float sum = 0.0f;
+            uint key = chain * 512 > seen ? chain * 512 : seen;
+            while (key < last) { // up to the end of a block of stored keys
+                const uint stop = (key | 63u) + 1 < last ? (key | 63u) + 1 : last;
+                DEVICE const float* value = v + feature + key_at(tile, blocks, p.flags, p.kv_heads, p.dim, p.v_first,
+                                                                 p.v_stride, head / p.k_group, key);
+                for (; key < stop; key++, value += step) sum = FMA(weights[key], *value, sum);
+            }
+            part[tid.y * 64 + tid.x] = sum;
+        }
+        BARRIER();
+        if (tid.y == 0 && feature < p.dim) {
+            for (uint i = 0; i < 4 && (base + i) * 512 < end; i++) total = total + part[i * 64 + tid.x];
+        }
+        BARRIER();
+    }
+    if (tid.y == 0 && feature < p.dim) out[tile[TILE_ROW] * p.out_stride + head * p.dim + feature] = total;
 }

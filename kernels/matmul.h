@@ -40,19 +40,45 @@ INLINE float finished(float c, DEVICE const float* bias, DEVICE const float* fac
     return c;
 }
 
-// The products of `depth` k of a tile in shared memory, added to a thread's elements.
+// The products of one k of a tile in shared memory, added to a thread's elements.
 template <uint R>
-INLINE void tile_products(PTR_SHARED const float* as, PTR_SHARED const float* bs, uint tx, uint ty, uint depth,
-                          THREAD float (&sum)[R][R]) {
+INLINE void add_products(PTR_SHARED const float* as, PTR_SHARED const float* bs, uint tx, uint ty, uint k,
+                         THREAD float (&sum)[R][R]) {
     const uint WIDTH = R * 16 + 4;
-    UNROLL for (uint k = 0; k < depth; k++) {
-        float av[R], bv[R];
-        UNROLL for (uint i = 0; i < R; i++) {
-            av[i] = as[k * WIDTH + i / 4 * 64 + ty * 4 + i % 4];
-            bv[i] = bs[k * WIDTH + i / 4 * 64 + tx * 4 + i % 4];
+    float av[R], bv[R];
+    UNROLL for (uint i = 0; i < R; i++) {
+        av[i] = as[k * WIDTH + i / 4 * 64 + ty * 4 + i % 4];
+        bv[i] = bs[k * WIDTH + i / 4 * 64 + tx * 4 + i % 4];
+    }
+    UNROLL for (uint i = 0; i < R; i++) {
+        UNROLL for (uint j = 0; j < R; j++) sum[i][j] = FMA(av[i], bv[j], sum[i][j]);
+    }
+}
+
+// Adds the sums of a tile's chains to the elements of the result, or makes them of it, and starts new chains.
+template <uint R>
+INLINE void close_chains(THREAD float (&sum)[R][R], DEVICE float* out, bool first, uint rows, uint n, uint row0, uint column0) {
+    UNROLL for (uint i = 0; i < R; i++) {
+        const uint row = row0 + i / 4 * 64 + i % 4;
+        UNROLL for (uint j = 0; j < R; j++) {
+            const uint column = column0 + j / 4 * 64 + j % 4, at = row * n + column;
+            if (row < rows && column < n) out[at] = first ? sum[i][j] : out[at] + sum[i][j];
+            sum[i][j] = 0.0f;
         }
-        UNROLL for (uint i = 0; i < R; i++) {
-            UNROLL for (uint j = 0; j < R; j++) sum[i][j] = FMA(av[i], bv[j], sum[i][j]);
+    }
+}
+
+// What becomes of a thread's R by R elements on the way out. It reads what it wrote itself.
+template <uint R>
+INLINE void finish_tile(DEVICE const float* bias, DEVICE const float* factor, DEVICE const float* residual, DEVICE float* out,
+                        PARAM(MatmulArgs) p, uint row0, uint column0) {
+    if (p.flags == 0 && p.activation == ACTIVATION_IDENTITY) return;
+    for (uint i = 0; i < R; i++) {
+        const uint row = row0 + i / 4 * 64 + i % 4;
+        for (uint j = 0; j < R; j++) {
+            const uint column = column0 + j / 4 * 64 + j % 4, at = row * p.n + column;
+            if (row < p.rows && column < p.n)
+                out[at] = finished(out[at], bias, factor, residual, p.flags, p.activation, at, column);
         }
     }
 }
@@ -93,23 +119,15 @@ INLINE void matmul_tile(DEVICE const float* x, DEVICE const uint* w, DEVICE cons
             PTR_SHARED const float* ar = as + (step - 1) % 2 * HALF;
             PTR_SHARED const float* br = bs + (step - 1) % 2 * HALF;
             const uint left = p.k - (step - 1) * STEP;
-            if (left >= STEP) tile_products<R>(ar, br, tx, ty, STEP, sum);
-            else tile_products<R>(ar, br, tx, ty, left, sum);
-        }
-        const uint done = step * STEP; // k that are computed with
-        if (step == steps || (done > 0 && done % CHAIN == 0)) {
-            UNROLL for (uint i = 0; i < R; i++) {
-                const uint row = gid.x * T + i / 4 * 64 + ty * 4 + i % 4;
-                UNROLL for (uint j = 0; j < R; j++) {
-                    const uint column = gid.y * T + j / 4 * 64 + tx * 4 + j % 4, at = row * p.n + column;
-                    if (row < p.rows && column < p.n) {
-                        const float c = done <= CHAIN ? sum[i][j] : out[at] + sum[i][j];
-                        out[at] = step < steps ? c : finished(c, bias, factor, residual, p.flags, p.activation, at, column);
-                    }
-                    sum[i][j] = 0.0f;
-                }
+            if (left >= STEP) {
+                UNROLL for (uint k = 0; k < STEP; k++) add_products<R>(ar, br, tx, ty, k, sum);
+            } else {
+                for (uint k = 0; k < left; k++) add_products<R>(ar, br, tx, ty, k, sum);
             }
         }
+        const uint done = step * STEP; // k that are computed with
+        if (step == steps || (done > 0 && done % CHAIN == 0))
+            close_chains<R>(sum, out, done <= CHAIN, p.rows, p.n, gid.x * T + ty * 4, gid.y * T + tx * 4);
         if (step < steps) {
             PTR_SHARED float* ar = as + step % 2 * HALF;
             PTR_SHARED float* br = bs + step % 2 * HALF;
@@ -120,6 +138,7 @@ INLINE void matmul_tile(DEVICE const float* x, DEVICE const uint* w, DEVICE cons
             BARRIER();
         }
     }
+    finish_tile<R>(bias, factor, residual, out, p, gid.x * T + ty * 4, gid.y * T + tx * 4);
 }
 
 // A few rows (decoding): a SIMD group takes a panel, a lane a column, one of p.slots SIMD groups each chain. R rows at a
@@ -175,8 +194,11 @@ INLINE void matvec_panel(DEVICE const float* x, DEVICE const uint* w, DEVICE con
     }
     if (slot == 0 && column < p.n) {
         UNROLL for (uint r = 0; r < R; r++) {
-            const uint at = (first + r) * p.n + column;
-            if (first + r < p.rows) out[at] = finished(total[r], bias, factor, residual, p.flags, p.activation, at, column);
+            if (first + r < p.rows) out[(first + r) * p.n + column] = total[r];
+        }
+        for (uint r = first; r < first + R && r < p.rows; r++) {
+            const uint at = r * p.n + column;
+            out[at] = finished(out[at], bias, factor, residual, p.flags, p.activation, at, column);
         }
     }
 }

@@ -9,6 +9,7 @@
 //   tid, gid                 the thread in its threadgroup, the threadgroup in the grid (uint3)
 //   lane, simd               the thread in its SIMD group of 32, and which one; threads are numbered x first, then y
 //   BARRIER()                every thread of the threadgroup arrives, and sees what the others wrote to SHARED
+//   BARRIER_ALL()            the same, for what they wrote to DEVICE memory too
 //   SHUFFLE(v, l), SHUFFLE_DOWN(v, d)   the value of lane l, or of the lane d further; all 32 lanes take part
 //   FMA, SQRT, AS_FLOAT, AS_UINT        a * b + c rounded once; the correctly rounded root; a value's bits
 //   DOT4(a, b, c)            c plus the products of four signed bytes with four
@@ -35,6 +36,7 @@ using namespace metal;
         uint lane [[thread_index_in_simdgroup]], uint simd [[simdgroup_index_in_threadgroup]]
 #define THREAD_IDS() ((void)tid, (void)gid, (void)lane, (void)simd)
 #define BARRIER() threadgroup_barrier(mem_flags::mem_threadgroup)
+#define BARRIER_ALL() (threadgroup_barrier(mem_flags::mem_device), threadgroup_barrier(mem_flags::mem_threadgroup))
 #define SHUFFLE(v, l) simd_shuffle(v, ushort(l))
 #define SHUFFLE_DOWN(v, d) simd_shuffle_down(v, ushort(d))
 #define FMA(a, b, c) fma(a, b, c)
@@ -72,6 +74,7 @@ struct uint3 {
     const uint lane = flat_ & 31u, simd = flat_ >> 5;                                                               \
     (void)tid, (void)gid, (void)lane, (void)simd
 #define BARRIER() __nvvm_bar_sync(0)
+#define BARRIER_ALL() __nvvm_bar_sync(0)
 #define SHUFFLE(v, l) __nvvm_shfl_sync_idx_f32(0xffffffffu, v, int(l), 0x1f)
 #define SHUFFLE_DOWN(v, d) __nvvm_shfl_sync_down_f32(0xffffffffu, v, int(d), 0x1f)
 #define FMA(a, b, c) __builtin_fmaf(a, b, c)

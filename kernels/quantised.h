@@ -82,7 +82,7 @@ INLINE void quantised_tile(DEVICE const uint* q, DEVICE const float* d, DEVICE c
             }
         }
         if (block > 0) {
-            const uint half = (block - 1) % 2;
+            const uint turn = (block - 1) % 2;
             int products[4][4];
             UNROLL for (uint i = 0; i < 4; i++) {
                 UNROLL for (uint j = 0; j < 4; j++) products[i][j] = 0;
@@ -90,8 +90,8 @@ INLINE void quantised_tile(DEVICE const uint* q, DEVICE const float* d, DEVICE c
             for (uint word = 0; word < 8; word++) {
                 uint av[4], bv[4];
                 UNROLL for (uint i = 0; i < 4; i++) {
-                    av[i] = as[(half * 8 + word) * 68 + ty * 4 + i];
-                    bv[i] = bs[(half * 8 + word) * 68 + tx * 4 + i];
+                    av[i] = as[(turn * 8 + word) * 68 + ty * 4 + i];
+                    bv[i] = bs[(turn * 8 + word) * 68 + tx * 4 + i];
                 }
                 UNROLL for (uint i = 0; i < 4; i++) {
                     UNROLL for (uint j = 0; j < 4; j++) products[i][j] = DOT4(av[i], bv[j], products[i][j]);
@@ -99,35 +99,25 @@ INLINE void quantised_tile(DEVICE const uint* q, DEVICE const float* d, DEVICE c
             }
             UNROLL for (uint i = 0; i < 4; i++) {
                 UNROLL for (uint j = 0; j < 4; j++) {
-                    const float both = bd[half * 64 + tx * 4 + j] * ad[half * 64 + ty * 4 + i];
+                    const float both = bd[turn * 64 + tx * 4 + j] * ad[turn * 64 + ty * 4 + i];
                     sum[i][j] = FMA(float(products[i][j]), both, sum[i][j]);
                 }
             }
         }
-        if (block == blocks || (block > 0 && block % CHAIN_BLOCKS == 0)) {
-            UNROLL for (uint i = 0; i < 4; i++) {
-                const uint row = gid.x * 64 + ty * 4 + i;
-                UNROLL for (uint j = 0; j < 4; j++) {
-                    const uint column = gid.y * 64 + tx * 4 + j, at = row * p.n + column;
-                    if (row < p.rows && column < p.n) {
-                        const float c = block <= CHAIN_BLOCKS ? sum[i][j] : out[at] + sum[i][j];
-                        out[at] = block < blocks ? c : finished(c, bias, factor, residual, p.flags, p.activation, at, column);
-                    }
-                    sum[i][j] = 0.0f;
-                }
-            }
-        }
+        if (block == blocks || (block > 0 && block % CHAIN_BLOCKS == 0))
+            close_chains<4>(sum, out, block <= CHAIN_BLOCKS, p.rows, p.n, gid.x * 64 + ty * 4, gid.y * 64 + tx * 4);
         if (block < blocks) {
-            const uint half = block % 2;
+            const uint turn = block % 2;
             UNROLL for (uint i = 0; i < 2; i++) {
-                as[(half * 8 + a_word + i) * 68 + a_line] = a_next[i];
-                bs[(half * 8 + b_word + i * 4) * 68 + b_line] = b_next[i];
+                as[(turn * 8 + a_word + i) * 68 + a_line] = a_next[i];
+                bs[(turn * 8 + b_word + i * 4) * 68 + b_line] = b_next[i];
             }
-            if (t < 64) ad[half * 64 + t] = scale;
-            else if (t < 128) bd[half * 64 + t - 64] = scale;
+            if (t < 64) ad[turn * 64 + t] = scale;
+            else if (t < 128) bd[turn * 64 + t - 64] = scale;
             BARRIER();
         }
     }
+    finish_tile<4>(bias, factor, residual, out, p, gid.x * 64 + ty * 4, gid.y * 64 + tx * 4);
 }
 
 // A few rows: as matvec_panel, a chain of 16 blocks for each of p.slots SIMD groups.
@@ -178,8 +168,11 @@ INLINE void quantised_panel(DEVICE const uint* q, DEVICE const float* d, DEVICE 
     }
     if (slot == 0 && column < p.n) {
         UNROLL for (uint r = 0; r < R; r++) {
-            const uint at = (first + r) * p.n + column;
-            if (first + r < p.rows) out[at] = finished(total[r], bias, factor, residual, p.flags, p.activation, at, column);
+            if (first + r < p.rows) out[(first + r) * p.n + column] = total[r];
+        }
+        for (uint r = first; r < first + R && r < p.rows; r++) {
+            const uint at = r * p.n + column;
+            out[at] = finished(out[at], bias, factor, residual, p.flags, p.activation, at, column);
         }
     }
 }

@@ -14,6 +14,7 @@ mod contract;
 #[allow(dead_code)]
 #[path = "kernels/definition.rs"]
 mod definition;
+mod emulated;
 #[path = "kernels/backend/errors.rs"]
 mod errors;
 #[path = "kernels/backend/extremes.rs"]
@@ -26,12 +27,13 @@ mod quantised;
 mod relative;
 #[path = "kernels/backend/rows.rs"]
 mod rows;
+#[path = "kernels/backend/stored.rs"]
+mod stored;
 #[path = "kernels/backend/windows.rs"]
 mod windows;
 
 use composed::Composed;
-use definition::{ACTIVATIONS, Random, each_isa, same, tensor, with_threads};
-use kin_infer::cpu::{CpuCompute, available};
+use definition::{ACTIVATIONS, Random, each_backend, on_every_backend, same, tensor, with_threads};
 use kin_infer::gpu::{
     Activation, AttentionShape, Buffer, Columns, GpuCompute, KeyWindow, Norm, NormKind, PoolingMode, Rope, RopeLayout,
     ScoreBias, Segments,
@@ -76,8 +78,7 @@ fn linear_add_norm_is_its_composition() {
             });
             rows.flatten().collect()
         };
-        each_isa("linear_add_norm", |kernels| {
-            let c = &CpuCompute::with_kernels(kernels);
+        each_backend("linear_add_norm", |backend, c| {
             let weight = c.prepare_weight(std::slice::from_ref(&weight)).unwrap();
             let [x, bias, residual, gamma, beta] = [&x, &bias, &residual, &gamma, &beta].map(|v| c.upload(v).unwrap());
             for (bias, beta) in [(None, None), (Some(&bias), None), (None, Some(&beta)), (Some(&bias), Some(&beta))] {
@@ -88,7 +89,7 @@ fn linear_add_norm_is_its_composition() {
                         c.linear_add_norm(&x, rows, &weight, bias, &residual, norm, &mut out).unwrap();
                         values(c, &out)
                     };
-                    let case = || format!("{} {rows} {n} {k} {}", kernels.name(), norm.kind);
+                    let case = || format!("{backend} {rows} {n} {k} {}", norm.kind);
                     same(case, &run(c), &run(&Composed(c)));
                     same(case, &run(c), &defined(bias.is_some(), norm.kind, norm.beta.is_some()));
                 }
@@ -112,8 +113,7 @@ fn gated_ffn_is_its_composition() {
             });
             rows.flatten().collect()
         };
-        each_isa("gated_ffn", |kernels| {
-            let c = &CpuCompute::with_kernels(kernels);
+        each_backend("gated_ffn", |backend, c| {
             let [gate, up] = [&gate, &up].map(|t| c.prepare_weight(std::slice::from_ref(t)).unwrap());
             let [x, g, u] = [&x, &g, &u].map(|v| c.upload(v).unwrap());
             for (activation, biased) in ACTIVATIONS.into_iter().flat_map(|a| [(a, false), (a, true)]) {
@@ -123,7 +123,7 @@ fn gated_ffn_is_its_composition() {
                     c.gated_ffn(&x, rows, (&gate, bias(&g)), (&up, bias(&u)), activation, &mut out).unwrap();
                     values(c, &out)
                 };
-                let case = || format!("{} {rows} {n} {k} {activation:?} {biased}", kernels.name());
+                let case = || format!("{backend} {rows} {n} {k} {activation:?} {biased}");
                 same(case, &run(c), &run(&Composed(c)));
                 same(case, &run(c), &defined(activation, biased));
             }
@@ -137,10 +137,9 @@ fn row_operations_do_not_see_threads() {
     let (rows, cols) = (700, 77);
     let mut random = Random::new(3);
     let [x, y, gamma, beta] = [rows * cols, rows * cols, cols, cols].map(|len| random.vector(len, 2.0));
-    each_isa("row operations with 1, 2, 3 and 7 threads", |kernels| {
+    each_backend("row operations with 1, 2, 3 and 7 threads", |backend, c| {
         let run = |threads: usize| {
             with_threads(threads, || {
-                let c = &CpuCompute::with_kernels(kernels);
                 let [mut x, y, gamma, beta] = [&x, &y, &gamma, &beta].map(|v| c.upload(v).unwrap());
                 c.add(&mut x, &y).unwrap();
                 let norm = Norm { kind: NormKind::LayerNorm, gamma: &gamma, beta: Some(&beta), eps: 1e-5 };
@@ -160,7 +159,7 @@ fn row_operations_do_not_see_threads() {
             row.copy_from_slice(&definition::l2_normalize(&definition::rms_norm(&product, &gamma, 1e-5)));
         }
         for threads in [1, 2, 3, 7] {
-            same(|| format!("{} {threads} threads", kernels.name()), &run(threads), &expected);
+            same(|| format!("{backend} {threads} threads"), &run(threads), &expected);
         }
     });
 }
@@ -194,8 +193,7 @@ fn rope_rotates_pairs() {
                     (expected[a], expected[b]) = (expected[a] * c - expected[b] * s, expected[b] * c + expected[a] * s);
                 }
             }
-            each_isa("rope", |kernels| {
-                let c = &CpuCompute::with_kernels(kernels);
+            each_backend("rope", |backend, c| {
                 let [cos, sin, mut x] = [&cos, &sin, &x].map(|v| c.upload(v).unwrap());
                 let positions = &c.upload_index(&at).unwrap();
                 let rope = Rope {
@@ -210,7 +208,7 @@ fn rope_rotates_pairs() {
                     layout,
                 };
                 c.rope(&mut x, &rope).unwrap();
-                let case = || format!("{} {layout:?} {rotary}", kernels.name());
+                let case = || format!("{backend} {layout:?} {rotary}");
                 close(case, &values(c, &x), &exact, 1e-6);
                 same(case, &values(c, &x), &expected);
             });
@@ -233,8 +231,7 @@ fn pooling_as_sentence_transformers_does() {
     let fixture: serde_json::Value = serde_json::from_str(&text).unwrap();
     let numbers = |v: &serde_json::Value| v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect::<Vec<_>>();
     let dim = fixture["dim"].as_u64().unwrap() as usize;
-    each_isa("pooling", |kernels| {
-        let c = &CpuCompute::with_kernels(kernels);
+    each_backend("pooling", |backend, c| {
         for case in fixture["cases"].as_array().unwrap() {
             let prompt = case["prompt_length"].as_u64().unwrap() as usize;
             let skip = if case["include_prompt"].as_bool().unwrap() { 0 } else { prompt };
@@ -248,12 +245,7 @@ fn pooling_as_sentence_transformers_does() {
                 let mut out = c.upload(&[7.0; 2 * 9]).unwrap();
                 c.pool(&x, dim, &ranges, skip, mode, (&mut out, 3, 9)).unwrap();
                 let out = values(c, &out);
-                close(
-                    || format!("{} {name} skip {skip}", kernels.name()),
-                    &out[12..17],
-                    &numbers(&case["outputs"][name]),
-                    1e-6,
-                );
+                close(|| format!("{backend} {name} skip {skip}"), &out[12..17], &numbers(&case["outputs"][name]), 1e-6);
                 assert_eq!([&out[..3], &out[8..12], &out[17..]].concat(), [7.0; 8], "{name}: other columns");
             }
         }
@@ -287,23 +279,20 @@ fn pooling_follows_the_contract() {
                 }
             }));
         }
-        each_isa("pooling", |kernels| {
+        each_backend("pooling", |backend, c| {
             for threads in [1, 3] {
                 let found = with_threads(threads, || {
-                    let c = &CpuCompute::with_kernels(kernels);
                     let mut out = stale(c, lengths.len() * cols);
                     c.pool(&c.upload(&x).unwrap(), cols, &ranges, skip, mode, (&mut out, 0, cols)).unwrap();
                     values(c, &out)
                 });
-                same(|| format!("{} {name}, {threads} threads", kernels.name()), &found, &expected);
+                same(|| format!("{backend} {name}, {threads} threads"), &found, &expected);
             }
         });
     }
 }
 
-#[test]
-fn max_pooling_keeps_nan() {
-    let c = &CpuCompute::new().unwrap();
+fn max_pooling_keeps_nan(c: &dyn GpuCompute) {
     for at in 0..3 {
         let mut x = [1.0, 2.0, 3.0];
         x[at] = f32::NAN;
@@ -325,17 +314,16 @@ fn gather_widens_and_accumulates() {
         let id = |i: usize| ids[i / cols] as usize * cols + i % cols;
         let first: Vec<f32> = (0..ids.len() * cols).map(|i| w[id(i)]).collect();
         let sum: Vec<f32> = (0..ids.len() * cols).map(|i| w[id(i)] + t[id(i)]).collect();
-        each_isa("gather", |kernels| {
+        each_backend("gather", |backend, c| {
             for threads in [1, 3] {
                 with_threads(threads, || {
-                    let c = &CpuCompute::with_kernels(kernels);
                     let [words, types] = [&words, &types].map(|t| c.prepare_table(t).unwrap());
                     let ids = c.upload_index(&ids).unwrap();
                     let mut out = stale(c, ids.len() * cols);
                     c.gather(&words, &ids, false, &mut out).unwrap();
-                    same(|| format!("{} {dtype:?}", kernels.name()), &values(c, &out), &first);
+                    same(|| format!("{backend} {dtype:?}"), &values(c, &out), &first);
                     c.gather(&types, &ids, true, &mut out).unwrap();
-                    same(|| format!("{} {dtype:?}, added", kernels.name()), &values(c, &out), &sum);
+                    same(|| format!("{backend} {dtype:?}, added"), &values(c, &out), &sum);
                 });
             }
         });
@@ -343,9 +331,7 @@ fn gather_widens_and_accumulates() {
 }
 
 /// A buffer that is not whole rows, a head or a row without features: refused, nothing computed.
-#[test]
-fn sizes_that_do_not_make_rows_are_refused() {
-    let compute = CpuCompute::with_kernels(available()[0]);
+fn sizes_that_do_not_make_rows_are_refused(compute: &dyn GpuCompute) {
     let one = compute.upload(&[1.0; 4]).unwrap();
     let none = compute.upload(&[]).unwrap();
     let mut seven = compute.upload(&[1.0; 7]).unwrap();
@@ -373,3 +359,5 @@ fn sizes_that_do_not_make_rows_are_refused() {
     let view = Columns { buffer: &one, first: 0, stride: 4 };
     assert!(compute.attention(view, view, view, &shape, &mut out).is_err());
 }
+
+on_every_backend!(max_pooling_keeps_nan, sizes_that_do_not_make_rows_are_refused);

@@ -5,10 +5,13 @@
 mod accuracy;
 #[path = "kernels/definition.rs"]
 mod definition;
+mod emulated;
 #[path = "kernels/functions.rs"]
 mod functions;
 #[path = "kernels/matmul.rs"]
 mod matmul;
+#[path = "kernels/quantised.rs"]
+mod quantised;
 
 use definition::{ACTIVATIONS, Random, each_isa, same, scalar};
 use kin_infer::cpu::{Finish, Kernels};

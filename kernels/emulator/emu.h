@@ -24,7 +24,7 @@
 #if defined(EMU_TSAN) || defined(__SANITIZE_ADDRESS__)
 #define EMU_LOCAL
 #else
-#define EMU_LOCAL thread_local
+#define EMU_LOCAL __thread
 #endif
 
 typedef unsigned int uint;
@@ -49,8 +49,8 @@ struct Fiber {
 };
 
 // The fiber that runs, and its threadgroup.
-extern thread_local Fiber* current;
-extern thread_local uint3 group;
+extern __thread Fiber* current;
+extern __thread uint3 group;
 
 void wait_for_others(Wait kind, int line);
 Fiber* lane_of_current(uint lane);
@@ -82,6 +82,7 @@ EMU_QUIET T exchange(T value, uint from, int line) {
     const uint lane = emu::current->flat & 31u, simd = emu::current->flat >> 5;                                     \
     (void)tid, (void)gid, (void)lane, (void)simd
 #define BARRIER() emu::wait_for_others(emu::BARRIER, __LINE__)
+#define BARRIER_ALL() BARRIER()
 #define SHUFFLE(v, l) emu::exchange(v, l, __LINE__)
 #define SHUFFLE_DOWN(v, d) emu::exchange(v, (emu::current->flat & 31u) + (d), __LINE__)
 #define FMA(a, b, c) __builtin_fmaf(a, b, c)

@@ -85,8 +85,8 @@ emu_switch:
 #endif
 
 namespace emu {
-thread_local Fiber* current = nullptr;
-thread_local uint3 group;
+__thread Fiber* current = nullptr;
+__thread uint3 group;
 
 typedef void (*Call)(void* const* buffers, const void* args);
 
@@ -103,7 +103,8 @@ struct Scheduler {
     uint64_t random = 1;
     char start, end, barrier[2], exchange[32][2]; // what threads synchronise on, for the sanitizer
 };
-static thread_local Scheduler scheduler;
+static __thread Scheduler* scheduler_of_thread = nullptr; // lives as long as the process
+#define scheduler (*scheduler_of_thread)
 
 [[noreturn]] static void diverged(const char* why) {
     fprintf(stderr, "kernel %s, threadgroup (%u, %u, %u): %s\n", scheduler.kernel, group.x, group.y, group.z, why);
@@ -185,28 +186,88 @@ EMU_QUIET static void make_fibers(uint count) {
     }
 }
 
-// Whether the threads of a SIMD group may go on; counts those that ended and those at a barrier.
-static bool meet(uint first, uint end, uint& done, uint& at_barrier) {
+static void run_fiber(Fiber& f) {
+    current = &f;
+#ifdef EMU_TSAN
+    __tsan_switch_to_fiber(f.tsan, 1);
+#endif
+    emu_switch(&scheduler.main_pointer, f.stack_pointer);
+}
+
+// How the threads of a SIMD group stand: whether all wait at one exchange, how many ended, how many are at a barrier.
+struct Standing {
+    bool exchange;
+    uint ended, at_barrier;
+};
+
+static Standing standing(uint first, uint end) {
+    Standing s = {false, 0, 0};
     uint waiting = 0;
     int line = -1;
     bool same = true;
     for (uint i = first; i < end; i++) {
         const Fiber& f = scheduler.fibers[i];
-        done += f.wait == DONE;
-        at_barrier += f.wait == BARRIER;
+        s.ended += f.wait == DONE;
+        s.at_barrier += f.wait == BARRIER;
         if (f.wait != EXCHANGE) continue;
         same = same && (line < 0 || line == f.line);
         line = f.line;
         waiting++;
     }
-    if (waiting < end - first) return false;
-    if (!same) diverged("lanes are at different exchanges");
-    for (uint i = first; i < end; i++) scheduler.fibers[i].wait = RUNS;
-    return true;
+    s.exchange = waiting == end - first;
+    if (s.exchange && !same) diverged("lanes are at different exchanges");
+    return s;
 }
 
-// order: 0 ascending, 1 descending, else a shuffle anew each round, from this seed.
-EMU_QUIET static void run_group(uint3 threads, uint order) {
+static void shuffle(std::vector<uint>& order, uint seed) {
+    for (uint i = uint(order.size()) - 1; i > 0; i--) {
+        scheduler.random = scheduler.random * 6364136223846793005u + 1442695040888963407u + seed;
+        std::swap(order[i], order[(scheduler.random >> 32) * (i + 1) >> 32]);
+    }
+}
+
+// Runs the threads, in the scheduler's order, as far as each comes, and the SIMD groups on through their exchanges: one
+// by one to the next barrier, or (shuffled) all of them from exchange to exchange.
+static Standing run_to_barrier(uint count, uint seed) {
+    Standing all = {false, 0, 0};
+    if (seed > 1) {
+        bool exchanged = true;
+        shuffle(scheduler.order, seed);
+        while (exchanged) {
+            for (uint i : scheduler.order)
+                if (scheduler.fibers[i].wait == RUNS) run_fiber(scheduler.fibers[i]);
+            exchanged = false;
+            all = {false, 0, 0};
+            for (uint first = 0; first < count; first += 32) {
+                const uint end = std::min(count, first + 32);
+                const Standing s = standing(first, end);
+                for (uint i = first; s.exchange && i < end; i++) scheduler.fibers[i].wait = RUNS;
+                exchanged |= s.exchange;
+                all.ended += s.ended;
+                all.at_barrier += s.at_barrier;
+            }
+        }
+        return all;
+    }
+    const uint groups = (count + 31) / 32;
+    for (uint g = 0; g < groups; g++) {
+        const uint first = (seed == 1 ? groups - 1 - g : g) * 32, end = std::min(count, first + 32);
+        Standing s = {true, 0, 0};
+        while (s.exchange) {
+            for (uint k = 0; k < end - first; k++) {
+                Fiber& f = scheduler.fibers[seed == 1 ? end - 1 - k : first + k];
+                if (f.wait == RUNS || f.wait == EXCHANGE) run_fiber(f);
+            }
+            s = standing(first, end);
+        }
+        all.ended += s.ended;
+        all.at_barrier += s.at_barrier;
+    }
+    return all;
+}
+
+// seed: 0 threads in ascending order, 1 in descending, else a shuffle, another after each barrier.
+EMU_QUIET static void run_group(uint3 threads, uint seed) {
     Scheduler& s = scheduler;
     const uint count = threads.x * threads.y * threads.z;
     make_fibers(count);
@@ -216,39 +277,20 @@ EMU_QUIET static void run_group(uint3 threads, uint order) {
         f.tid = {i % threads.x, i / threads.x % threads.y, i / (threads.x * threads.y)};
         f.wait = RUNS;
         f.barriers = f.exchanges = 0;
-        s.order[i] = order == 1 ? count - 1 - i : i;
+        s.order[i] = i;
     }
 #ifdef EMU_TSAN
     s.main_tsan = __tsan_get_current_fiber();
     __tsan_release(&s.start);
 #endif
     for (;;) {
-        for (uint i = count - 1; order > 1 && i > 0; i--) {
-            s.random = s.random * 6364136223846793005u + 1442695040888963407u + order;
-            std::swap(s.order[i], s.order[(s.random >> 33) % (i + 1)]);
+        const Standing all = run_to_barrier(count, seed);
+        if (all.ended == count) break;
+        if (all.at_barrier != count) diverged("some threads never arrive");
+        for (uint i = 0; i < count; i++) {
+            if (s.fibers[i].line != s.fibers[0].line) diverged("threads are at different barriers");
+            s.fibers[i].wait = RUNS;
         }
-        for (uint i : s.order) {
-            Fiber& f = s.fibers[i];
-            if (f.wait != RUNS) continue;
-            current = &f;
-#ifdef EMU_TSAN
-            __tsan_switch_to_fiber(f.tsan, 1);
-#endif
-            emu_switch(&s.main_pointer, f.stack_pointer);
-        }
-        bool progress = false;
-        uint done = 0, at_barrier = 0;
-        for (uint first = 0; first < count; first += 32)
-            progress |= meet(first, std::min(count, first + 32), done, at_barrier);
-        if (done == count) break;
-        if (at_barrier == count) {
-            for (uint i = 0; i < count; i++) {
-                if (s.fibers[i].line != s.fibers[0].line) diverged("threads are at different barriers");
-                s.fibers[i].wait = RUNS;
-            }
-            progress = true;
-        }
-        if (!progress) diverged("some threads never arrive");
     }
 #ifdef EMU_TSAN
     __tsan_acquire(&s.end);
@@ -309,7 +351,8 @@ extern "C" int kin_infer_emulator_launch(const char* name, const uint* grid, con
     if (size.x * size.y * size.z == 0 || size.x * size.y * size.z > entry->threads) return 2;
     if (entry->buffers != buffer_count) return 3;
     if (entry->args != args_size) return 4;
-    emu::Scheduler& s = emu::scheduler;
+    if (!emu::scheduler_of_thread) emu::scheduler_of_thread = new emu::Scheduler;
+    emu::Scheduler& s = *emu::scheduler_of_thread;
     s.call = entry->call;
     s.buffers = buffers;
     s.args = args;

@@ -26,6 +26,8 @@ pub struct DeviceInfo {
     pub memory: u64,
     /// Multiprocessors or GPU cores: as many threadgroups keep it busy. A guess costs speed only.
     pub units: u32,
+    /// Bytes of the last cache before memory; attention holds as many scores at a time. A guess costs speed only.
+    pub cache: u64,
 }
 
 /// Why a call failed.

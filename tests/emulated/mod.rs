@@ -1,6 +1,8 @@
 //! A GPU that is none: the device trait over host memory and the emulator, which runs the very kernels.
 #![allow(dead_code)] // each test binary uses its own part
 
+mod record;
+
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -117,6 +119,7 @@ pub enum Fault {
 struct Calls {
     fault: Option<Fault>,
     count: usize,
+    happened: bool,
     lost: bool,
 }
 
@@ -140,6 +143,11 @@ impl Emulated {
         *self.calls.lock().unwrap() = Calls { fault, ..Calls::default() };
     }
 
+    /// Whether the fault happened.
+    pub fn failed(&self) -> bool {
+        self.calls.lock().unwrap().happened
+    }
+
     /// Whether this call fails: `of` gives n of the fault that concerns it.
     fn fails(&self, operation: &str, of: impl Fn(Fault) -> Option<usize>) -> DeviceResult<bool> {
         let mut calls = self.calls.lock().unwrap();
@@ -149,6 +157,7 @@ impl Emulated {
         }
         let Some(nth) = calls.fault.and_then(of) else { return Ok(false) };
         calls.count += 1;
+        calls.happened |= calls.count == nth + 1;
         Ok(calls.count == nth + 1)
     }
 
@@ -172,6 +181,8 @@ impl Device for Emulated {
             detail: format!("{:?}", self.order),
             memory: 1 << 30,
             units: self.units,
+            // A small device's cache holds the scores of a few tiles, of some not of all heads.
+            cache: if self.units == 1 { 8192 } else { 1 << 25 },
         }
     }
 
@@ -220,6 +231,14 @@ impl Device for Emulated {
             self.calls.lock().unwrap().lost = true;
             return Ok(());
         }
+        record::record(l, || {
+            l.buffers
+                .iter()
+                .flat_map(host)
+                .zip(l.buffers)
+                .map(|(h, b)| &h.whole()[GUARD + b.offset..GUARD + h.bytes] as &[u8])
+                .collect()
+        });
         let buffers = l.buffers.iter().map(|b| Ok(host(b)?.pointer(b.offset))).collect::<DeviceResult<Vec<_>>>()?;
         // SAFETY: the backend binds buffers as large as the kernel's arguments say; guards tell where it does not.
         let ran = unsafe { kin_infer_emulator::launch(l.kernel, l.grid, l.threads, &buffers, l.args, self.order) };

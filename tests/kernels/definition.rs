@@ -1,15 +1,17 @@
 //! The numerics contract (docs/numerics.md) written down a second time, as plainly as it can be, for tests to compare
 //! with bit for bit; and what the comparisons share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
-use kin_infer::cpu::{self, Kernels};
-use kin_infer::gpu::Activation;
-use kin_infer::weights::{Checkpoint, Tensor};
+use kin_infer::cpu::{self, CpuCompute, Kernels};
+use kin_infer::gpu::{Activation, GpuCompute};
+use kin_infer::weights::{self, Checkpoint, Tensor};
 use safetensors::tensor::{Dtype, TensorView};
+
+use crate::emulated;
 
 /// The instruction sets with kernels on this architecture.
 pub const POSSIBLE: &[&str] = if cfg!(target_arch = "x86_64") {
@@ -54,6 +56,40 @@ pub fn each_isa(test: &str, mut check: impl FnMut(&'static Kernels)) {
         );
     }
 }
+
+/// Runs `check` with the CPU backend on each instruction set, and with the GPU backend over the emulated device, where
+/// this build has it: each time in another order of threads, and with small or large tiles.
+pub fn each_backend(test: &str, mut check: impl FnMut(&str, &dyn GpuCompute)) {
+    static TURN: AtomicUsize = AtomicUsize::new(0);
+    each_isa(test, |kernels| check(kernels.name(), &CpuCompute::with_kernels(kernels)));
+    if emulated::available(test) {
+        let turn = TURN.fetch_add(1, Ordering::Relaxed);
+        let (order, units) = (emulated::ORDERS[turn % 3], if turn.is_multiple_of(2) { 1 } else { 64 });
+        check(&format!("GPU, {order:?}, {units} units"), &emulated::backend(order, units));
+    }
+}
+
+/// Tests of these functions on the CPU backend and on the GPU backend over the emulated device.
+macro_rules! on_every_backend {
+    ($($name:ident),+) => {
+        mod on_the_cpu {
+            $(#[test]
+            fn $name() {
+                super::$name(&kin_infer::cpu::CpuCompute::new().unwrap());
+            })+
+        }
+
+        mod on_the_gpu {
+            $(#[test]
+            fn $name() {
+                if crate::emulated::available(concat!(module_path!(), "::", stringify!($name))) {
+                    super::$name(&crate::emulated::backend(crate::emulated::Order::Ascending, 64));
+                }
+            })+
+        }
+    };
+}
+pub(crate) use on_every_backend;
 
 /// The bits of a value; all NaN are one.
 pub fn class(x: f32) -> u32 {
@@ -198,6 +234,47 @@ pub fn product(x: &[f32], w: &[f32], (rows, n, k): (usize, usize, usize)) -> Vec
     (0..rows * n).map(element).collect()
 }
 
+/// The integers and scales of Q8_0 or Q4_0 blocks, as their bytes say.
+fn integers(bytes: &[u8], kind: weights::Dtype) -> (Vec<i32>, Vec<f32>) {
+    let (mut integers, mut scales) = (Vec::new(), Vec::new());
+    for block in bytes.chunks(kind.size()) {
+        scales.push(f16::from_le_bytes([block[0], block[1]]).to_f32());
+        match kind {
+            weights::Dtype::Q8_0 => integers.extend(block[2..].iter().map(|b| i32::from(*b as i8))),
+            _ => integers.extend((0..32).map(|i| i32::from(block[2 + i % 16] >> (i / 16 * 4) & 15) - 8)),
+        }
+    }
+    (integers, scales)
+}
+
+/// A block of activations as integers, and their scale.
+fn quantised(x: &[f32]) -> (Vec<i32>, f32) {
+    let m = f32::from_bits(x.iter().map(|v| v.abs().to_bits()).max().unwrap());
+    match m {
+        m if !m.is_finite() => (vec![0; 32], f32::NAN),
+        m if m < 1e-30 => (vec![0; 32], 0.0),
+        m => (x.iter().map(|v| (v * (127.0 / m)).round_ties_even() as i32).collect(), m / 127.0),
+    }
+}
+
+/// x[rows, k] W^T over the blocks of W [n, k].
+pub fn quantised_product(x: &[f32], w: &[u8], kind: weights::Dtype, (rows, n, k): (usize, usize, usize)) -> Vec<f32> {
+    let (w, e) = integers(w, kind);
+    let x: Vec<(Vec<i32>, f32)> = x.chunks(32).map(quantised).collect();
+    let blocks = k / 32;
+    let element = |at: usize| {
+        let (row, column) = (at / n * blocks, at % n * blocks);
+        let term = |chain: f32, b: usize| {
+            let (q, d) = &x[row + b];
+            let s: i32 = q.iter().zip(&w[(column + b) * 32..]).map(|(q, w)| q * w).sum();
+            (s as f32).mul_add(e[column + b] * d, chain)
+        };
+        let chain = |first: usize| (first..blocks.min(first + 16)).fold(0f32, term);
+        (16..blocks).step_by(16).fold(chain(0), |c, first| c + chain(first))
+    };
+    (0..rows * n).map(element).collect()
+}
+
 /// A folder for checkpoint files, removed when the test ends.
 struct Folder(PathBuf);
 
@@ -207,13 +284,29 @@ impl Drop for Folder {
     }
 }
 
-/// A tensor of these values, rounded to `dtype`, and the values it then holds.
-pub fn tensor(values: &[f32], shape: &[usize], dtype: Dtype) -> (Tensor, Vec<f32>) {
+/// A tensor of these bytes.
+fn written(bytes: &[u8], shape: &[usize], dtype: Dtype, metadata: Option<HashMap<String, String>>) -> Tensor {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let unique = format!("kin-infer-kernels-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
     let folder = Folder(std::env::temp_dir().join(unique));
     std::fs::create_dir(&folder.0).unwrap();
     let file = folder.0.join("t.safetensors");
+    let view = TensorView::new(dtype, shape.to_vec(), bytes).unwrap();
+    safetensors::serialize_to_file(BTreeMap::from([("t", view)]), metadata, Path::new(&file)).unwrap();
+    Checkpoint::open_file(&file).unwrap().tensor("t").unwrap().clone()
+}
+
+/// A matrix of these values in blocks, and the blocks.
+pub fn block_tensor(values: &[f32], [n, k]: [usize; 2], kind: weights::Dtype) -> (Tensor, Vec<u8>) {
+    let mut bytes = vec![0; n * k / 32 * kind.size()];
+    weights::blocks::quantise(kind, values, &mut bytes).unwrap();
+    let blocks = format!(r#"{{"t": {{"dtype": "{kind}", "shape": [{n}, {k}]}}}}"#);
+    let metadata = HashMap::from([("kin_infer.blocks".to_string(), blocks)]);
+    (written(&bytes, &[bytes.len()], Dtype::U8, Some(metadata)), bytes)
+}
+
+/// A tensor of these values, rounded to `dtype`, and the values it then holds.
+pub fn tensor(values: &[f32], shape: &[usize], dtype: Dtype) -> (Tensor, Vec<f32>) {
     let (bytes, held): (Vec<u8>, Vec<f32>) = match dtype {
         Dtype::F32 => (values.iter().flat_map(|v| v.to_le_bytes()).collect(), values.to_vec()),
         Dtype::F16 => {
@@ -226,10 +319,7 @@ pub fn tensor(values: &[f32], shape: &[usize], dtype: Dtype) -> (Tensor, Vec<f32
         }
         other => panic!("{other:?}"),
     };
-    let view = TensorView::new(dtype, shape.to_vec(), &bytes).unwrap();
-    safetensors::serialize_to_file(BTreeMap::from([("t", view)]), None, Path::new(&file)).unwrap();
-    let checkpoint = Checkpoint::open_file(&file).unwrap();
-    (checkpoint.tensor("t").unwrap().clone(), held)
+    (written(&bytes, shape, dtype, None), held)
 }
 
 /// Runs `f` with this many threads in the current pool.

@@ -1,11 +1,12 @@
 //! The linear layer.
 
 use kin_infer::InferError;
-use kin_infer::cpu::CpuCompute;
 use kin_infer::gpu::{Activation, Buffer, Epilogue, GpuCompute, Weight};
 use safetensors::tensor::Dtype;
 
-use super::definition::{ACTIVATIONS, Random, each_isa, finish, product, same, tensor, with_threads};
+use super::definition::{
+    ACTIVATIONS, Random, each_backend, finish, on_every_backend, product, same, tensor, with_threads,
+};
 
 const DEPTHS: [usize; 14] = [0, 1, 2, 3, 7, 16, 31, 77, 384, 511, 512, 513, 1100, 1536];
 const WIDTHS: [usize; 9] = [1, 15, 16, 17, 31, 33, 48, 77, 96];
@@ -47,12 +48,12 @@ impl Layer {
         Self { shape, x, tensor, bias, activation, factor, residual, expected }
     }
 
-    fn prepare(&self, compute: &CpuCompute) -> Weight {
+    fn prepare(&self, compute: &dyn GpuCompute) -> Weight {
         compute.prepare_weight(std::slice::from_ref(&self.tensor)).unwrap()
     }
 
     /// The output rows of `rows`, computed as one batch.
-    fn run(&self, compute: &CpuCompute, weight: &Weight, rows: std::ops::Range<usize>) -> Vec<f32> {
+    fn run(&self, compute: &dyn GpuCompute, weight: &Weight, rows: std::ops::Range<usize>) -> Vec<f32> {
         let (_, n, k) = self.shape;
         let upload = |v: &[f32]| compute.upload(v).unwrap();
         let x = upload(&self.x[rows.start * k..rows.end * k]);
@@ -74,10 +75,9 @@ impl Layer {
     }
 
     fn check(&self, case: &str) {
-        each_isa(case, |kernels| {
-            let compute = CpuCompute::with_kernels(kernels);
-            let found = self.run(&compute, &self.prepare(&compute), 0..self.shape.0);
-            same(|| format!("{} {case}", kernels.name()), &found, &self.expected);
+        each_backend(case, |backend, compute| {
+            let found = self.run(compute, &self.prepare(compute), 0..self.shape.0);
+            same(|| format!("{backend} {case}"), &found, &self.expected);
         });
     }
 }
@@ -114,19 +114,18 @@ fn threads_and_batches_leave_the_bits_alone() {
         ((5, 400, 700), Dtype::F32),
     ] {
         let layer = Layer::new(shape, dtype, Activation::GeluErf, 7, 9);
-        each_isa("matmul with 1, 2, 3 and 7 threads", |kernels| {
-            let compute = CpuCompute::with_kernels(kernels);
-            let weight = layer.prepare(&compute);
+        each_backend("matmul with 1, 2, 3 and 7 threads", |backend, compute| {
+            let weight = layer.prepare(compute);
             for threads in [1, 2, 3, 7] {
-                let found = with_threads(threads, || layer.run(&compute, &weight, 0..shape.0));
-                let case = || format!("{} matmul {shape:?} {dtype:?}, {threads} threads", kernels.name());
+                let found = with_threads(threads, || layer.run(compute, &weight, 0..shape.0));
+                let case = || format!("{backend} matmul {shape:?} {dtype:?}, {threads} threads");
                 same(case, &found, &layer.expected);
             }
             for batch in [1, 4, 50] {
                 let starts = (0..shape.0).step_by(batch);
                 let found: Vec<f32> =
-                    starts.flat_map(|r| layer.run(&compute, &weight, r..shape.0.min(r + batch))).collect();
-                same(|| format!("{} matmul {shape:?}, {batch} rows a call", kernels.name()), &found, &layer.expected);
+                    starts.flat_map(|r| layer.run(compute, &weight, r..shape.0.min(r + batch))).collect();
+                same(|| format!("{backend} matmul {shape:?}, {batch} rows a call"), &found, &layer.expected);
             }
         });
     }
@@ -143,24 +142,19 @@ fn stacked_weights_are_the_layers_side_by_side() {
             .into();
         let tensors: Vec<_> = parts.iter().map(|p| p.0.clone()).collect();
         let w: Vec<f32> = parts.iter().flat_map(|p| p.1.clone()).collect();
-        each_isa("stacked weights", |kernels| {
-            let compute = CpuCompute::with_kernels(kernels);
+        each_backend("stacked weights", |backend, compute| {
             let weight = compute.prepare_weight(&tensors).unwrap();
             assert_eq!((weight.n(), weight.k()), (51, k));
             let (x, mut out) = (compute.upload(&x).unwrap(), compute.alloc(rows * 51).unwrap());
             compute.matmul(&x, rows, &weight, Epilogue::NONE, &mut out).unwrap();
             let mut found = vec![0.0; rows * 51];
             compute.read(&out, &mut found).unwrap();
-            same(
-                || format!("{} {dtypes:?}", kernels.name()),
-                &found,
-                &product(&x_values(&compute, &x), &w, (rows, 51, k)),
-            );
+            same(|| format!("{backend} {dtypes:?}"), &found, &product(&x_values(compute, &x), &w, (rows, 51, k)));
         });
     }
 }
 
-fn x_values(compute: &CpuCompute, x: &Buffer) -> Vec<f32> {
+fn x_values(compute: &dyn GpuCompute, x: &Buffer) -> Vec<f32> {
     let mut values = vec![0.0; x.len()];
     compute.read(x, &mut values).unwrap();
     values
@@ -174,28 +168,26 @@ fn non_finite_rows_stay_alone() {
     layer.x[2 * k + 3] = f32::NAN;
     layer.x[5 * k] = f32::INFINITY;
     layer.x[6 * k + 1] = f32::NEG_INFINITY;
-    each_isa("non-finite rows", |kernels| {
-        let compute = CpuCompute::with_kernels(kernels);
-        let found = layer.run(&compute, &layer.prepare(&compute), 0..rows);
+    each_backend("non-finite rows", |backend, compute| {
+        let found = layer.run(compute, &layer.prepare(compute), 0..rows);
         for r in 0..rows {
             let row = &found[r * n..][..n];
             match r {
                 2 => assert!(row.iter().all(|v| v.is_nan())),
                 5 | 6 => assert!(row.iter().all(|v| !v.is_finite())),
-                _ => same(|| format!("{} row {r}", kernels.name()), row, &layer.expected[r * n..][..n]),
+                _ => same(|| format!("{backend} row {r}"), row, &layer.expected[r * n..][..n]),
             }
         }
     });
 }
 
-#[test]
-fn weights_that_are_not_finite_are_refused() {
+fn weights_that_are_not_finite_are_refused(c: &dyn GpuCompute) {
     for dtype in DTYPES {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let mut values = vec![1.0; 20 * 6];
             values[17 * 6 + 4] = bad;
             let (tensor, _) = tensor(&values, &[20, 6], dtype);
-            match CpuCompute::new().unwrap().prepare_weight(&[tensor]) {
+            match c.prepare_weight(&[tensor]) {
                 Err(InferError::TensorError { tensor, found, .. }) => {
                     assert_eq!(tensor, "t");
                     assert!(found.contains("[17, 4]"), "{found}");
@@ -206,3 +198,5 @@ fn weights_that_are_not_finite_are_refused() {
         }
     }
 }
+
+on_every_backend!(weights_that_are_not_finite_are_refused);

@@ -6,6 +6,13 @@
 /// Whether kernels can be run.
 pub const AVAILABLE: bool = cfg!(emulated);
 
+/// The kernels and the emulator as one C++ source, which the headers in `kernels/` complete; for other compilers and
+/// sanitizers. Empty where there is no emulator.
+#[cfg(emulated)]
+pub const TRANSLATION_UNIT: &str = include_str!(concat!(env!("OUT_DIR"), "/kernels.cpp"));
+#[cfg(not(emulated))]
+pub const TRANSLATION_UNIT: &str = "";
+
 /// In which order threads run between barriers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
@@ -13,7 +20,7 @@ pub enum Order {
     Ascending,
     /// Against them; threadgroups too.
     Descending,
-    /// Shuffled anew between any two barriers, from this seed, which is greater than 1.
+    /// Shuffled, anew after each barrier, from this seed, which is greater than 1.
     Shuffled(u32),
 }
 

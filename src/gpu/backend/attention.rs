@@ -12,10 +12,7 @@ use super::tiles::{self, Layout, Tile};
 use super::{DeviceCompute, at, indices, out, word};
 use crate::error::{InferError, Result};
 use crate::gpu::device::Binding;
-use crate::gpu::{AttentionShape, Buffer, Columns, Disentangled, KvStore, ScoreBias, StoredAttention, checks};
-
-/// Scores that are held at once, 32 MiB of them; a tile of one head may take more.
-const WORKSPACE: usize = 8 << 20;
+use crate::gpu::{AttentionShape, Buffer, Columns, KvStore, ScoreBias, StoredAttention, checks};
 
 /// Tiles of a launch: they are a grid's y.
 const MOST_TILES: usize = 32_768;
@@ -36,6 +33,17 @@ impl<'a> View<'a> {
     }
 }
 
+/// The operands of disentangled terms.
+#[derive(Clone, Copy)]
+struct Terms<'a> {
+    map: Binding<'a>,
+    /// Rows of the tables.
+    rows: usize,
+    reach: usize,
+    position_keys: Option<Binding<'a>>,
+    position_queries: Option<Binding<'a>>,
+}
+
 /// Everything but the tiles.
 #[derive(Clone, Copy)]
 struct Operands<'a> {
@@ -49,7 +57,7 @@ struct Operands<'a> {
     /// `ATTENTION_STORED` for stored keys.
     flags: u32,
     bias: (u32, Binding<'a>, usize),
-    terms: Option<Disentangled<'a>>,
+    terms: Option<Terms<'a>>,
     positions: Binding<'a>,
     blocks: Binding<'a>,
 }
@@ -58,26 +66,42 @@ struct Operands<'a> {
 struct Part<'a> {
     tiles: &'a [Tile],
     table: Arc<Pooled>,
-    /// Values of a tile's keys at most.
+    /// Keys of a sequence at most.
     longest: usize,
     head: usize,
     heads: usize,
+}
+
+impl Part<'_> {
+    /// Queries of a tile at most.
+    fn most_queries(&self) -> usize {
+        self.tiles.iter().map(|t| t.count).max().unwrap_or(0)
+    }
 }
 
 impl<'a> Operands<'a> {
     fn new(s: &AttentionShape<'a>) -> Result<Self> {
         let positions = indices(s.positions)?;
         let map = match s.bias {
-            ScoreBias::Disentangled(d) => Some(indices(d.map)?.host.as_slice()),
+            ScoreBias::Disentangled(d) => Some(indices(d.map)?),
             _ => None,
         };
-        checks::attention(s, &positions.host, map)?;
+        checks::attention(s, &positions.host, map.map(|m| m.host.as_slice()))?;
         let positions = positions.device.binding();
         let (bias, terms) = match s.bias {
             ScoreBias::None => ((BIAS_NONE, positions, 0), None),
             ScoreBias::Alibi { slopes } => ((BIAS_ALIBI, at(slopes)?, 0), None),
             ScoreBias::Distance { table, reach } => ((BIAS_DISTANCE, at(table)?, reach), None),
-            ScoreBias::Disentangled(d) => ((BIAS_NONE, positions, 0), Some(d)),
+            ScoreBias::Disentangled(d) => {
+                let terms = Terms {
+                    map: indices(d.map)?.device.binding(),
+                    rows: d.map.bound(),
+                    reach: d.reach,
+                    position_keys: d.position_keys.map(at).transpose()?,
+                    position_queries: d.position_queries.map(at).transpose()?,
+                };
+                ((BIAS_NONE, positions, 0), Some(terms))
+            }
         };
         Ok(Self {
             heads: s.heads,
@@ -155,28 +179,19 @@ impl DeviceCompute {
         }
     }
 
-    fn launch_terms(
-        &self,
-        o: &Operands,
-        part: &Part,
-        q: View,
-        k: View,
-        terms: &Disentangled,
-        scores: Binding,
-    ) -> Result<()> {
-        let rows = terms.map.bound();
+    fn launch_terms(&self, o: &Operands, part: &Part, q: View, k: View, terms: &Terms, scores: Binding) -> Result<()> {
         let (query_tiles, by_query) = self.query_terms(o, part, q, terms)?;
         let (key_bases, by_key) = self.key_terms(o, part, k, terms)?;
         let args = TermArgs {
             reach: word(terms.reach),
-            rows: word(rows),
+            rows: word(terms.rows),
             flags: by_query.as_ref().map_or(0, |_| TERMS_BY_QUERY) | by_key.as_ref().map_or(0, |_| TERMS_BY_KEY),
         };
         let buffers = [
             scores,
             part.table.binding(),
             o.positions,
-            indices(terms.map)?.device.binding(),
+            terms.map,
             by_query.as_ref().map_or(scores, Pooled::binding),
             query_tiles.binding(),
             by_key.as_ref().map_or(scores, Pooled::binding),
@@ -187,33 +202,21 @@ impl DeviceCompute {
     }
 
     /// The products of the tiles' queries with the position keys, and the tiles' words.
-    fn query_terms(
-        &self,
-        o: &Operands,
-        part: &Part,
-        q: View,
-        terms: &Disentangled,
-    ) -> Result<(Arc<Pooled>, Option<Pooled>)> {
-        let (rows, layout) = (terms.map.bound(), Layout::Tiles { heads: part.heads });
+    fn query_terms(&self, o: &Operands, part: &Part, q: View, terms: &Terms) -> Result<(Arc<Pooled>, Option<Pooled>)> {
+        let (rows, layout) = (terms.rows, Layout::Tiles { heads: part.heads });
         let tiles: Vec<Tile> = part.tiles.iter().map(|tile| Tile { keys: 0, len: rows, ..*tile }).collect();
         let over_rows = Part { head: part.head, ..self.part(&tiles, layout)? };
         let Some(table) = terms.position_keys else { return Ok((over_rows.table, None)) };
         let products = self.values(tiles::words(&tiles, layout).1)?;
-        let table = View { at: at(table)?, first: 0, stride: o.heads * o.dim };
+        let table = View { at: table, first: 0, stride: o.heads * o.dim };
         self.launch_scores(o, &over_rows, (q, 1), (table, 1), 0, products.binding())?;
         Ok((over_rows.table, Some(products)))
     }
 
     /// The products of the keys of the tiles' sequences with the position queries, [heads][keys][rows] a sequence, and
     /// where those of each tile's sequence begin.
-    fn key_terms(
-        &self,
-        o: &Operands,
-        part: &Part,
-        k: View,
-        terms: &Disentangled,
-    ) -> Result<(Arc<Pooled>, Option<Pooled>)> {
-        let rows = terms.map.bound();
+    fn key_terms(&self, o: &Operands, part: &Part, k: View, terms: &Terms) -> Result<(Arc<Pooled>, Option<Pooled>)> {
+        let rows = terms.rows;
         let (mut bases, mut tiles, mut words) = (Vec::new(), Vec::new(), Vec::new());
         let (mut sequence, mut base, mut end) = (None, 0, 0);
         for Tile { keys, len, .. } in part.tiles {
@@ -231,7 +234,7 @@ impl DeviceCompute {
         let bases = self.table(bases)?;
         let Some(table) = terms.position_queries else { return Ok((bases, None)) };
         let products = self.values(end)?;
-        let table = View { at: at(table)?, first: 0, stride: o.heads * o.dim };
+        let table = View { at: table, first: 0, stride: o.heads * o.dim };
         for (tiles, words) in tiles.chunks(MOST_TILES).zip(words.chunks(MOST_TILES * TILE_WORDS as usize)) {
             let over_rows = Part { tiles, table: self.table(words.to_vec())?, longest: rows, ..*part };
             self.launch_scores(o, &over_rows, (k, o.group()), (table, 1), 0, products.binding())?;
@@ -251,9 +254,11 @@ impl DeviceCompute {
             scale: o.scale,
             softcap: o.softcap.unwrap_or(1.0),
         };
-        let grid = [tiles::QUERIES / 8, part.tiles.len(), part.heads];
+        let most = part.most_queries();
+        let (kernel, groups) =
+            if most == 1 { ("attention_softmax_one", 1) } else { ("attention_softmax", most.div_ceil(8)) };
         let buffers = [scores, part.table.binding(), o.positions, bias_at];
-        self.launch("attention_softmax", grid, THREADS, &buffers, &args)
+        self.launch(kernel, [groups, part.tiles.len(), part.heads], THREADS, &buffers, &args)
     }
 
     fn launch_values(&self, o: &Operands, part: &Part, v: View, scores: Binding, to: Binding) -> Result<()> {
@@ -271,6 +276,9 @@ impl DeviceCompute {
         };
         let grid = [o.dim.div_ceil(64), part.tiles.len(), part.heads];
         let buffers = [scores, v.at, part.table.binding(), o.blocks, o.positions, to];
+        if part.most_queries() == 1 {
+            return self.launch("attention_values_one", grid, [64, 4, 1], &buffers, &args);
+        }
         self.launch("attention_values", grid, THREADS, &buffers, &args)
     }
 
@@ -382,13 +390,13 @@ impl DeviceCompute {
             let mut taken = 0;
             let fits = |t: &&Tile| {
                 taken += of_head(t) * o.heads;
-                taken <= WORKSPACE
+                taken <= self.workspace
             };
             let count = rest.iter().take(MOST_TILES).take_while(fits).count().max(1);
             let (tiles, others) = rest.split_at(count);
             rest = others;
             let all: usize = tiles.iter().map(of_head).sum();
-            let heads = (WORKSPACE / all.max(1)).clamp(1, o.heads);
+            let heads = (self.workspace / all.max(1)).clamp(1, o.heads);
             let scores = self.values(all * heads)?;
             let layout = Layout::Tiles { heads };
             for head in (0..o.heads).step_by(heads) {

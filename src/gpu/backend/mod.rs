@@ -34,6 +34,8 @@ pub struct DeviceCompute {
     pool: Arc<Pool>,
     /// Units of the device, see `DeviceInfo`.
     units: usize,
+    /// Scores of attention that are held at once; a tile of one head may take more.
+    workspace: usize,
     arenas: Arenas,
     tables: Mutex<VecDeque<(Vec<u32>, Arc<Pooled>)>>,
 }
@@ -57,8 +59,14 @@ impl DeviceCompute {
     /// The backend of a device, of whose memory it keeps up to `pool` bytes for activations to come. With 0, all memory
     /// is of exactly the size that is used.
     pub fn with_pool(device: Arc<dyn Device>, pool: usize) -> Self {
-        let units = device.info().units.max(1) as usize;
-        Self { pool: Arc::new(Pool::new(device, pool)), units, arenas: Arenas::default(), tables: Mutex::default() }
+        let info = device.info();
+        Self {
+            pool: Arc::new(Pool::new(device, pool)),
+            units: info.units.max(1) as usize,
+            workspace: usize::try_from(info.cache / 4).unwrap_or(usize::MAX).max(1),
+            arenas: Arenas::default(),
+            tables: Mutex::default(),
+        }
     }
 
     /// Launches a kernel.

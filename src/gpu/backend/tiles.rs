@@ -7,7 +7,7 @@ use super::word;
 use crate::gpu::Segments;
 
 /// Queries of a tile.
-pub(super) const QUERIES: usize = TILE_QUERIES as usize;
+const QUERIES: usize = TILE_QUERIES as usize;
 
 /// Consecutive queries of one sequence.
 #[derive(Clone, Copy)]

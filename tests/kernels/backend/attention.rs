@@ -1,9 +1,7 @@
 //! Self-attention over whole sequences: fused, composed, from the contract, and in float64.
 
-use kin_infer::cpu::CpuCompute;
-
 use super::batch::{Batch, Spread};
-use super::definition::{each_isa, same};
+use super::definition::{each_backend, same};
 
 #[test]
 fn every_shape_of_heads() {
@@ -44,12 +42,12 @@ fn a_non_finite_sequence_stays_alone() {
     let defined = batch.defined().out;
     let row = 5 * 3 * batch.width();
     batch.packed[row..row + 32].fill(f32::INFINITY);
-    each_isa("attention with a non-finite sequence", |kernels| {
-        let found = batch.run(&CpuCompute::with_kernels(kernels));
+    each_backend("attention with a non-finite sequence", |backend, c| {
+        let found = batch.run(c);
         let width = batch.width();
-        same(|| "before".into(), &found[..5 * width], &defined[..5 * width]);
-        assert!(found[5 * width..6 * width].iter().all(|v| v.is_nan()));
-        same(|| "after".into(), &found[6 * width..], &defined[6 * width..]);
+        same(|| format!("{backend} before"), &found[..5 * width], &defined[..5 * width]);
+        assert!(found[5 * width..6 * width].iter().all(|v| v.is_nan()), "{backend}");
+        same(|| format!("{backend} after"), &found[6 * width..], &defined[6 * width..]);
     });
 }
 

@@ -1,10 +1,10 @@
 //! Attention over operands that contradict each other: errors before anything is computed, never a panic.
 
-use kin_infer::cpu::CpuCompute;
 use kin_infer::gpu::{
     AttentionShape, Buffer, Columns, Disentangled, GpuCompute, IndexBuffer, KeyWindow, ScoreBias, Segments,
 };
 
+use super::definition::on_every_backend;
 use super::errors::{refused, zeros};
 use super::values;
 
@@ -17,7 +17,7 @@ const WIDTH: usize = HEADS * DIM;
 const KV_WIDTH: usize = KV_HEADS * DIM;
 
 /// Calls `f` with a shape that has nothing wrong.
-fn plain<T>(c: &CpuCompute, f: impl FnOnce(&AttentionShape) -> T) -> T {
+fn plain<T>(c: &dyn GpuCompute, f: impl FnOnce(&AttentionShape) -> T) -> T {
     let segments = Segments::from_lengths([2, 3]);
     let positions = c.upload_index(&[0, 1, 0, 1, 2]).unwrap();
     f(&AttentionShape {
@@ -35,7 +35,7 @@ fn plain<T>(c: &CpuCompute, f: impl FnOnce(&AttentionShape) -> T) -> T {
 
 /// The fused operation and each primitive over operands that fit refuse the shape, all with these words.
 #[track_caller]
-fn refused_by_all(c: &CpuCompute, shape: &AttentionShape, parts: &[&str]) {
+fn refused_by_all(c: &dyn GpuCompute, shape: &AttentionShape, parts: &[&str]) {
     let (q, kv) = (zeros(c, ROWS * WIDTH), zeros(c, ROWS * KV_WIDTH));
     let q = Columns { buffer: &q, first: 0, stride: WIDTH };
     let kv = Columns { buffer: &kv, first: 0, stride: KV_WIDTH };
@@ -46,16 +46,14 @@ fn refused_by_all(c: &CpuCompute, shape: &AttentionShape, parts: &[&str]) {
     refused(c.attention_values(&scores, kv, shape, &mut out), parts);
 }
 
-fn accepted(c: &CpuCompute, shape: &AttentionShape) {
+fn accepted(c: &dyn GpuCompute, shape: &AttentionShape) {
     let (q, kv) = (zeros(c, ROWS * WIDTH), zeros(c, ROWS * KV_WIDTH));
     let q = Columns { buffer: &q, first: 0, stride: WIDTH };
     let kv = Columns { buffer: &kv, first: 0, stride: KV_WIDTH };
     c.attention(q, kv, kv, shape, &mut zeros(c, ROWS * WIDTH)).unwrap();
 }
 
-#[test]
-fn heads_views_and_buffers() {
-    let c = &CpuCompute::new().unwrap();
+fn heads_views_and_buffers(c: &dyn GpuCompute) {
     plain(c, |plain| {
         let (q, kv) = (zeros(c, 5 * 32), zeros(c, 5 * 16));
         let q_view = Columns { buffer: &q, first: 0, stride: 32 };
@@ -84,9 +82,7 @@ fn heads_views_and_buffers() {
     });
 }
 
-#[test]
-fn positions() {
-    let c = &CpuCompute::new().unwrap();
+fn positions(c: &dyn GpuCompute) {
     plain(c, |plain| {
         let index = |positions: &[u32]| c.upload_index(positions).unwrap();
         // Sequences may overlap; the first position may be any.
@@ -101,9 +97,7 @@ fn positions() {
     });
 }
 
-#[test]
-fn biases_by_distance() {
-    let c = &CpuCompute::new().unwrap();
+fn biases_by_distance(c: &dyn GpuCompute) {
     plain(c, |plain| {
         let slopes = [HEADS, HEADS - 1].map(|len| zeros(c, len));
         accepted(c, &AttentionShape { bias: ScoreBias::Alibi { slopes: &slopes[0] }, ..*plain });
@@ -121,9 +115,7 @@ fn biases_by_distance() {
     });
 }
 
-#[test]
-fn disentangled_terms() {
-    let c = &CpuCompute::new().unwrap();
+fn disentangled_terms(c: &dyn GpuCompute) {
     plain(c, |plain| {
         let index = |rows: &[u32]| c.upload_index(rows).unwrap();
         let map = index(&[0, 1, 1, 3, 3, 4, 5]);
@@ -155,9 +147,7 @@ fn disentangled_terms() {
 }
 
 /// Handles that another backend made.
-#[test]
-fn foreign_handles() {
-    let c = &CpuCompute::new().unwrap();
+fn foreign_handles(c: &dyn GpuCompute) {
     let (foreign, index) = (Buffer::new(ROWS * WIDTH, ()), IndexBuffer::new(ROWS, 1, ()));
     let what = &["another backend"];
     plain(c, |plain| {
@@ -184,3 +174,5 @@ fn foreign_handles() {
         refused_by_all(c, &of(&map, None, Some(&foreign)), what);
     });
 }
+
+on_every_backend!(heads_views_and_buffers, positions, biases_by_distance, disentangled_terms, foreign_handles);

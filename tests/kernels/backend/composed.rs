@@ -3,14 +3,13 @@
 use std::ops::Range;
 
 use kin_infer::Result;
-use kin_infer::cpu::CpuCompute;
 use kin_infer::gpu::{
     Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer, KvStore,
     Norm, PoolingMode, Rope, Segments, Slices, StoredAttention, Table, Weight,
 };
 use kin_infer::weights::Tensor;
 
-pub struct Composed<'a>(pub &'a CpuCompute);
+pub struct Composed<'a>(pub &'a dyn GpuCompute);
 
 impl GpuCompute for Composed<'_> {
     fn backend(&self) -> GpuBackend {

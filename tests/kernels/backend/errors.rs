@@ -1,7 +1,6 @@
 //! Sizes that contradict each other, ids beyond a table, and handles of another backend: errors before anything is
 //! computed, never a panic.
 
-use kin_infer::cpu::CpuCompute;
 use kin_infer::gpu::{
     Activation, Buffer, Epilogue, GpuCompute, IndexBuffer, Norm, NormKind, PoolingMode, Rope, RopeLayout, Segments,
     Slices, Table, Weight,
@@ -9,7 +8,7 @@ use kin_infer::gpu::{
 use kin_infer::{InferError, Result};
 use safetensors::tensor::Dtype;
 
-use super::definition::tensor;
+use super::definition::{on_every_backend, tensor};
 
 #[track_caller]
 pub fn refused<T>(result: Result<T>, parts: &[&str]) {
@@ -23,17 +22,15 @@ pub fn refused<T>(result: Result<T>, parts: &[&str]) {
     }
 }
 
-pub fn zeros(c: &CpuCompute, len: usize) -> Buffer {
+pub fn zeros(c: &dyn GpuCompute, len: usize) -> Buffer {
     c.upload(&vec![0.0; len]).unwrap()
 }
 
-fn weight(c: &CpuCompute, n: usize, k: usize) -> Weight {
+fn weight(c: &dyn GpuCompute, n: usize, k: usize) -> Weight {
     c.prepare_weight(&[tensor(&vec![1.0; n * k], &[n, k], Dtype::F32).0]).unwrap()
 }
 
-#[test]
-fn matmul() {
-    let c = &CpuCompute::new().unwrap();
+fn matmul(c: &dyn GpuCompute) {
     let w = weight(c, 20, 6);
     let b = |len| zeros(c, len);
     let run = |x: usize, [bias, factor, residual]: [Option<usize>; 3], out: usize| {
@@ -51,9 +48,7 @@ fn matmul() {
     c.matmul(&b(0), 0, &w, Epilogue::NONE, &mut b(0)).unwrap();
 }
 
-#[test]
-fn weights_and_tables() {
-    let c = &CpuCompute::new().unwrap();
+fn weights_and_tables(c: &dyn GpuCompute) {
     let t = |shape: &[usize]| tensor(&vec![1.0; shape.iter().product()], shape, Dtype::F32).0;
     refused(c.prepare_weight(&[]), &["prepare_weight"]);
     refused(c.prepare_weight(&[t(&[6])]), &["[6]"]);
@@ -66,9 +61,7 @@ fn weights_and_tables() {
     assert_eq!(c.prepare_table(&t(&[0, 3])).unwrap().rows(), 0);
 }
 
-#[test]
-fn gather() {
-    let c = &CpuCompute::new().unwrap();
+fn gather(c: &dyn GpuCompute) {
     let table = c.prepare_table(&tensor(&[1.0; 15], &[5, 3], Dtype::F16).0).unwrap();
     let run = |ids: &[u32], out: usize| c.gather(&table, &c.upload_index(ids).unwrap(), false, &mut zeros(c, out));
     run(&[0, 4], 6).unwrap();
@@ -78,9 +71,7 @@ fn gather() {
     refused(run(&[0, 4], 5), &["gather", "output", "5", "6"]);
 }
 
-#[test]
-fn elementwise_and_norms() {
-    let c = &CpuCompute::new().unwrap();
+fn elementwise_and_norms(c: &dyn GpuCompute) {
     let b = |len| zeros(c, len);
     refused(c.add(&mut b(4), &b(3)), &["add", "3", "4"]);
     refused(c.mul(&mut b(4), &b(3)), &["mul", "3", "4"]);
@@ -102,9 +93,7 @@ fn elementwise_and_norms() {
     c.l2_normalize(&mut b(0), 4).unwrap();
 }
 
-#[test]
-fn rope() {
-    let c = &CpuCompute::new().unwrap();
+fn rope(c: &dyn GpuCompute) {
     let positions = &c.upload_index(&[0, 3]).unwrap();
     let (table, short) = (zeros(c, 4 * 4), zeros(c, 4 * 4 - 1));
     let good = Rope {
@@ -133,9 +122,7 @@ fn rope() {
     }
 }
 
-#[test]
-fn copy_rows() {
-    let c = &CpuCompute::new().unwrap();
+fn copy_rows(c: &dyn GpuCompute) {
     let run =
         |x: usize, cols: usize, first: usize, out: usize| c.copy_rows(&zeros(c, x), cols, first, &mut zeros(c, out));
     run(20, 4, 2, 12).unwrap();
@@ -146,9 +133,7 @@ fn copy_rows() {
     refused(run(20, 0, 0, 0), &["copy_rows", "0"]);
 }
 
-#[test]
-fn unfold() {
-    let c = &CpuCompute::new().unwrap();
+fn unfold(c: &dyn GpuCompute) {
     let segments = Segments::from_lengths([2, 3]);
     let run = |x: usize, positions: &[u32], taps: usize, out: usize| {
         c.unfold(&zeros(c, x), 4, &segments, &c.upload_index(positions).unwrap(), taps, &mut zeros(c, out))
@@ -160,9 +145,7 @@ fn unfold() {
     refused(run(20, &[0, 1, 0, 1, 2], 3, 59), &["unfold", "output", "59", "60"]);
 }
 
-#[test]
-fn pool() {
-    let c = &CpuCompute::new().unwrap();
+fn pool(c: &dyn GpuCompute) {
     let ranges = Segments::from_lengths([2, 3]);
     let run = |x: usize, skip: usize, out: usize, first: usize, stride: usize| {
         let mut out = zeros(c, out);
@@ -183,9 +166,7 @@ fn pool() {
 }
 
 /// Handles that another backend made.
-#[test]
-fn foreign_handles() {
-    let c = &CpuCompute::new().unwrap();
+fn foreign_handles(c: &dyn GpuCompute) {
     let buffer = || Buffer::new(64, ());
     let index = IndexBuffer::new(4, 1, ());
     let mine = || zeros(c, 64);
@@ -224,3 +205,15 @@ fn foreign_handles() {
     refused(c.unfold(&mine(), 4, &ranges, &index, 1, &mut mine()), what);
     refused(c.unfold(&mine(), 4, &ranges, &positions, 1, &mut buffer()), what);
 }
+
+on_every_backend!(
+    matmul,
+    weights_and_tables,
+    gather,
+    elementwise_and_norms,
+    rope,
+    copy_rows,
+    unfold,
+    pool,
+    foreign_handles
+);

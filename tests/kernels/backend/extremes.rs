@@ -1,19 +1,17 @@
 //! Sizes whose sums and products leave the range of usize, and rows in no order: errors, never a panic.
 
-use kin_infer::cpu::CpuCompute;
 use kin_infer::gpu::{
     AttentionShape, Columns, GpuCompute, KeyWindow, Norm, NormKind, PoolingMode, Rope, RopeLayout, ScoreBias, Segments,
     Slices,
 };
 
+use super::definition::on_every_backend;
 use super::errors::{refused, zeros};
 use super::rows::{Rows, check_unfold};
 
 const HUGE: [usize; 3] = [usize::MAX, usize::MAX / 2 + 1, usize::MAX / 4 + 1];
 
-#[test]
-fn norms() {
-    let c = &CpuCompute::new().unwrap();
+fn norms(c: &dyn GpuCompute) {
     let gamma = zeros(c, 4);
     let norm = Norm { kind: NormKind::RmsNorm, gamma: &gamma, beta: None, eps: 1e-5 };
     for huge in HUGE {
@@ -28,9 +26,7 @@ fn norms() {
     }
 }
 
-#[test]
-fn copies_and_neighbourhoods() {
-    let c = &CpuCompute::new().unwrap();
+fn copies_and_neighbourhoods(c: &dyn GpuCompute) {
     let segments = Segments::from_lengths([2, 1]);
     let positions = c.upload_index(&[0, 1, 0]).unwrap();
     for huge in HUGE {
@@ -49,9 +45,7 @@ fn neighbourhoods_at_the_ends_of_the_range() {
 }
 
 /// As attention's positions do, those of a neighbourhood ascend within a sequence.
-#[test]
-fn neighbourhoods_in_no_order() {
-    let c = &CpuCompute::new().unwrap();
+fn neighbourhoods_in_no_order(c: &dyn GpuCompute) {
     let segments = Segments::from_lengths([2, 3]);
     for positions in [[1, 0, 0, 1, 2], [0, 0, 0, 1, 2], [0, 1, 2, 1, 0]] {
         let positions = c.upload_index(&positions).unwrap();
@@ -59,9 +53,7 @@ fn neighbourhoods_in_no_order() {
     }
 }
 
-#[test]
-fn products() {
-    let c = &CpuCompute::new().unwrap();
+fn products(c: &dyn GpuCompute) {
     let tensor = super::definition::tensor(&[1.0; 24], &[4, 6], safetensors::tensor::Dtype::F32).0;
     let weight = c.prepare_weight(&[tensor]).unwrap();
     for rows in HUGE {
@@ -69,9 +61,7 @@ fn products() {
     }
 }
 
-#[test]
-fn rotations_and_pools() {
-    let c = &CpuCompute::new().unwrap();
+fn rotations_and_pools(c: &dyn GpuCompute) {
     let (table, positions) = (zeros(c, 16), c.upload_index(&[0, 1]).unwrap());
     let (cos, sin) = (&table, &table);
     let layout = RopeLayout::Halves;
@@ -90,9 +80,7 @@ fn rotations_and_pools() {
     }
 }
 
-#[test]
-fn attention() {
-    let c = &CpuCompute::new().unwrap();
+fn attention(c: &dyn GpuCompute) {
     let segments = Segments::from_lengths([3]);
     let positions = c.upload_index(&[0, 1, 2]).unwrap();
     let good = AttentionShape {
@@ -117,3 +105,12 @@ fn attention() {
         refused(run(&good, Columns { stride: huge, ..view }), &["attention"]);
     }
 }
+
+on_every_backend!(
+    norms,
+    copies_and_neighbourhoods,
+    neighbourhoods_in_no_order,
+    products,
+    rotations_and_pools,
+    attention
+);

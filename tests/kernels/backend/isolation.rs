@@ -1,10 +1,10 @@
 //! A key outside a query's window never shows in its result, whatever the key, its value or its bias holds.
 
-use kin_infer::cpu::CpuCompute;
+use kin_infer::gpu::GpuBackend;
 
 use super::batch::{Batch, Distances, Spread};
 use super::composed::Composed;
-use super::definition::{each_isa, same, with_threads};
+use super::definition::{each_backend, same, with_threads};
 
 const BAD: [f32; 3] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
 
@@ -21,12 +21,13 @@ fn check(batch: &Batch, name: &str) {
     let longest = batch.lengths.iter().max().unwrap();
     let untouched = defined.rchunks(batch.width()).take(*longest).filter(|row| finite(row)).count();
     assert!(untouched > 0, "{name}: every query sees what is not finite");
-    each_isa(&format!("attention {name}"), |kernels| {
-        let compute = CpuCompute::with_kernels(kernels);
-        let case = |what: &str| format!("{} attention {name}, {what}", kernels.name());
-        for threads in [1, 2] {
-            same(|| case("fused"), &with_threads(threads, || batch.run(&compute)), &defined);
-            same(|| case("composed"), &with_threads(threads, || batch.run(&Composed(&compute))), &defined);
+    each_backend(&format!("attention {name}"), |backend, compute| {
+        let case = |what: &str| format!("{backend} attention {name}, {what}");
+        // The emulated GPU has no threads of its own.
+        let most = if compute.backend() == GpuBackend::Cpu { 2 } else { 1 };
+        for threads in 1..=most {
+            same(|| case("fused"), &with_threads(threads, || batch.run(compute)), &defined);
+            same(|| case("composed"), &with_threads(threads, || batch.run(&Composed(compute))), &defined);
         }
     });
 }
@@ -111,9 +112,9 @@ fn a_query_that_is_not_finite() {
     let mut batch = Batch::new(&[50], (1, 1, 5), 5).spread(Spread::Consecutive).window(4, 4);
     batch.packed[45 * 3 * 5..][..5].fill(f32::NAN);
     let defined = batch.defined();
-    each_isa("weights of a query that is not finite", |kernels| {
-        let found = batch.stages(&CpuCompute::with_kernels(kernels));
-        same(|| format!("{} weights", kernels.name()), &found.weights, &defined.weights);
-        same(|| format!("{} values", kernels.name()), &found.out, &defined.out);
+    each_backend("weights of a query that is not finite", |backend, c| {
+        let found = batch.stages(c);
+        same(|| format!("{backend} weights"), &found.weights, &defined.weights);
+        same(|| format!("{backend} values"), &found.out, &defined.out);
     });
 }

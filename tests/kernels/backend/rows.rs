@@ -1,10 +1,9 @@
 //! Operations on rows: norms of slices, copies, neighbourhoods.
 
-use kin_infer::cpu::CpuCompute;
-use kin_infer::gpu::{Epilogue, GpuCompute, Norm, NormKind, Segments, Slices};
+use kin_infer::gpu::{Epilogue, Norm, NormKind, Segments, Slices};
 use safetensors::tensor::Dtype;
 
-use super::definition::{Random, chain, each_isa, layer_norm, rms_norm, same, tensor, with_threads};
+use super::definition::{Random, chain, each_backend, layer_norm, rms_norm, same, tensor, with_threads};
 use super::{stale, values};
 
 /// Slices of a row, [first, count, width, stride]: whole rows, heads from a column on, several side by side, one value.
@@ -40,8 +39,7 @@ fn norms_of_slices() {
                         slice.copy_from_slice(&normed);
                     }
                 }
-                each_isa("norms of slices", |kernels| {
-                    let c = &CpuCompute::with_kernels(kernels);
+                each_backend("norms of slices", |backend, c| {
                     for threads in [1, 2] {
                         let found = with_threads(threads, || {
                             let (mut x, gamma) = (c.upload(&x).unwrap(), c.upload(&gamma).unwrap());
@@ -51,7 +49,7 @@ fn norms_of_slices() {
                             values(c, &x)
                         });
                         let slices = format!("{count} slices of {width} at {first} of {stride}, {rows} rows");
-                        let case = || format!("{} {kind}, beta {}, {slices}", kernels.name(), beta.is_some());
+                        let case = || format!("{backend} {kind}, beta {}, {slices}", beta.is_some());
                         same(case, &found, &expected);
                     }
                 });
@@ -64,13 +62,12 @@ fn norms_of_slices() {
 #[test]
 fn no_slices() {
     let x = Random::new(2).vector(12, 1.0);
-    each_isa("no slices", |kernels| {
-        let c = &CpuCompute::with_kernels(kernels);
+    each_backend("no slices", |backend, c| {
         for (count, width) in [(0, 4), (3, 0)] {
             let (mut out, gamma) = (c.upload(&x).unwrap(), c.upload(&vec![2.0; width]).unwrap());
             let norm = Norm { kind: NormKind::RmsNorm, gamma: &gamma, beta: None, eps: 1e-5 };
             c.norm(&mut out, Slices { first: 1, count, stride: 6 }, norm).unwrap();
-            same(|| format!("{} {count} slices of {width}", kernels.name()), &values(c, &out), &x);
+            same(|| format!("{backend} {count} slices of {width}"), &values(c, &out), &x);
         }
     });
 }
@@ -82,15 +79,14 @@ fn copies_of_rows() {
         let mut x = random.vector(rows * cols, 1.0);
         (x[0], x[rows * cols - 1]) = (-0.0, f32::INFINITY);
         for (first, count) in [(0, rows), (0, 0), (rows, 0), (rows / 2, rows - rows / 2), (rows - 1, 1)] {
-            each_isa("copy_rows", |kernels| {
-                let c = &CpuCompute::with_kernels(kernels);
+            each_backend("copy_rows", |backend, c| {
                 for threads in [1, 2] {
                     let found = with_threads(threads, || {
                         let mut out = stale(c, count * cols);
                         c.copy_rows(&c.upload(&x).unwrap(), cols, first, &mut out).unwrap();
                         values(c, &out)
                     });
-                    let case = || format!("{} {count} rows of {cols} from {first}", kernels.name());
+                    let case = || format!("{backend} {count} rows of {cols} from {first}");
                     same(case, &found, &x[first * cols..(first + count) * cols]);
                 }
             });
@@ -146,8 +142,7 @@ pub fn check_unfold(rows: &Rows, seed: u64) {
         let total = rows.positions.len();
         let x = random.vector(total * cols, 1.0);
         let expected = unfolded(&x, cols, rows, taps);
-        each_isa("unfold", |kernels| {
-            let c = &CpuCompute::with_kernels(kernels);
+        each_backend("unfold", |backend, c| {
             for threads in [1, 2] {
                 let found = with_threads(threads, || {
                     let segments = Segments::from_lengths(rows.lengths.iter().copied());
@@ -156,7 +151,7 @@ pub fn check_unfold(rows: &Rows, seed: u64) {
                     c.unfold(&x, cols, &segments, &positions, taps, &mut out).unwrap();
                     values(c, &out)
                 });
-                same(|| format!("{} {taps} taps of {cols}, {}", kernels.name(), rows.name), &found, &expected);
+                same(|| format!("{backend} {taps} taps of {cols}, {}", rows.name), &found, &expected);
             }
         });
     }
@@ -182,15 +177,14 @@ fn a_convolution_is_unfold_and_a_linear_layer() {
             chain(taps * cols, |i| a[i], |i| b[i])
         };
         let expected: Vec<f32> = (0..total * out_cols).map(|i| element(i / out_cols, i % out_cols)).collect();
-        each_isa("convolution", |kernels| {
-            let c = &CpuCompute::with_kernels(kernels);
+        each_backend("convolution", |backend, c| {
             let segments = Segments::from_lengths(rows.lengths.iter().copied());
             let positions = c.upload_index(&rows.positions).unwrap();
             let (mut unfolded, mut out) = (stale(c, total * taps * cols), stale(c, total * out_cols));
             c.unfold(&c.upload(&x).unwrap(), cols, &segments, &positions, taps, &mut unfolded).unwrap();
             let weight = c.prepare_weight(std::slice::from_ref(&weight)).unwrap();
             c.matmul(&unfolded, total, &weight, Epilogue::NONE, &mut out).unwrap();
-            same(|| format!("{} convolution, {}", kernels.name(), rows.name), &values(c, &out), &expected);
+            same(|| format!("{backend} convolution, {}", rows.name), &values(c, &out), &expected);
         });
     }
 }

@@ -1,0 +1,218 @@
+//! A device that fails: nothing hangs, nothing stays allocated, and no wrong number comes back.
+
+mod common;
+mod emulated;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use common::outputs::{bits, load, sequence};
+use emulated::{Emulated, Fault, Order};
+use kin_infer::arch::HeadChoice;
+use kin_infer::cpu::CpuCompute;
+use kin_infer::gpu::DeviceCompute;
+use kin_infer::{BertConfig, BertModel, InferError, Sequence};
+
+/// An encoder with attention biases and 16-bit weights, and decoders.
+const ENCODERS: [&str; 2] = ["bert-f16", "deberta-both"];
+const DECODERS: [&str; 2] = ["llama-gqa", "gpt2-base"];
+
+const KINDS: [fn(usize) -> Fault; 5] = [Fault::Alloc, Fault::Launch, Fault::Read, Fault::Upload, Fault::Copy];
+
+fn device() -> Arc<Emulated> {
+    Arc::new(Emulated::new(Order::Ascending, 64))
+}
+
+/// A fixture's model over the device; memory is kept for reuse, or is not.
+fn try_load(name: &str, device: &Arc<Emulated>, pool: usize) -> kin_infer::Result<BertModel> {
+    let folder = common::fixture(name);
+    let compute = Arc::new(DeviceCompute::with_pool(Arc::clone(device) as _, pool));
+    BertModel::load_with_head(&folder, BertConfig::from_folder(&folder)?, compute, HeadChoice::Configured)
+}
+
+fn sequences(model: &BertModel) -> Vec<Sequence> {
+    [1, 3, 17].map(|len| sequence(len, model)).into()
+}
+
+/// What the CPU gives.
+fn expected(name: &str) -> Vec<Vec<u32>> {
+    let model = load(name, Arc::new(CpuCompute::new().unwrap()), HeadChoice::Configured);
+    bits(&model, &sequences(&model))
+}
+
+fn of(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|v| v.to_bits()).collect()
+}
+
+#[track_caller]
+fn failure_of_a_device(case: &str, error: &InferError) {
+    let named = match error {
+        InferError::OutOfMemory { bytes, .. } => *bytes > 0,
+        InferError::BackendError { backend, detail, .. } => backend == "cuda" && detail.contains("injected"),
+        _ => false,
+    };
+    assert!(named, "{case}: {error:?}");
+}
+
+/// The n-th allocation, launch, upload or copy of a load fails: the load fails, and another one works.
+#[test]
+fn while_loading() {
+    if !emulated::available("while_loading") {
+        return;
+    }
+    for name in [ENCODERS[0], DECODERS[0]] {
+        let (device, expected) = (device(), expected(name));
+        for kind in KINDS {
+            let mut failures = 0;
+            for n in 0.. {
+                device.fail(Some(kind(n)));
+                match try_load(name, &device, 1 << 20) {
+                    Ok(_) => break,
+                    Err(e) => failure_of_a_device(&format!("{name}, {:?}", kind(n)), &e),
+                }
+                assert_eq!(device.live.pieces.load(SeqCst), 0, "{name}, {:?}: memory is left", kind(n));
+                failures += 1;
+            }
+            assert!(failures > 10 || !matches!(kind(0), Fault::Alloc(_) | Fault::Upload(_)), "{failures}");
+        }
+        device.fail(None);
+        let model = try_load(name, &device, 1 << 20).unwrap();
+        assert!(bits(&model, &sequences(&model)) == expected, "{name}");
+        drop(model);
+        assert_eq!(device.live.pieces.load(SeqCst), 0, "{name}: memory is left");
+    }
+}
+
+/// The n-th call of any kind fails once, for every n: the batch is split, and results are the CPU's.
+#[test]
+fn while_encoding() {
+    if !emulated::available("while_encoding") {
+        return;
+    }
+    for name in ENCODERS.into_iter().chain(DECODERS) {
+        let (device, expected) = (device(), expected(name));
+        for pool in [0, 1 << 24] {
+            let model = try_load(name, &device, pool).unwrap();
+            let sequences = sequences(&model);
+            for kind in KINDS {
+                let mut failures = 0;
+                for n in 0.. {
+                    device.fail(Some(kind(n)));
+                    assert!(bits(&model, &sequences) == expected, "{name}, pool of {pool}, {:?}", kind(n));
+                    if !device.failed() {
+                        break;
+                    }
+                    failures += 1;
+                }
+                assert!(failures > 0 || matches!(kind(0), Fault::Copy(_) | Fault::Alloc(_)), "{name} {:?}", kind(0));
+            }
+            device.fail(None);
+            drop(model);
+            assert_eq!(device.live.pieces.load(SeqCst), 0, "{name}: memory is left");
+        }
+    }
+}
+
+/// Memory for one sequence at a time: the batch is split. For none: each item says so, and works once there is memory;
+/// the CPU gives the same meanwhile.
+#[test]
+fn little_memory() {
+    if !emulated::available("little_memory") {
+        return;
+    }
+    for name in ENCODERS.into_iter().chain(DECODERS) {
+        for pool in [0, 1 << 24] {
+            let device = device();
+            let model = try_load(name, &device, pool).unwrap();
+            let loaded = device.live.bytes.load(SeqCst);
+            let sequences: Vec<Sequence> = (0..12).map(|_| sequence(17, &model)).collect();
+            let cpu = load(name, Arc::new(CpuCompute::new().unwrap()), HeadChoice::Configured);
+            let expected = bits(&cpu, &sequences);
+            let enough = (1..).map(|i| loaded + i * 4096).find(|limit| {
+                device.fail(Some(Fault::MemoryOf(*limit)));
+                model.encode(&sequences[..1])[0].is_ok()
+            });
+            device.fail(Some(Fault::MemoryOf(enough.unwrap() + 4096)));
+            assert!(bits(&model, &sequences) == expected, "{name}, pool of {pool}: split");
+            device.fail(Some(Fault::MemoryOf(loaded + 16)));
+            for (i, result) in model.encode(&sequences).into_iter().enumerate() {
+                let found = result.err();
+                assert!(matches!(found, Some(InferError::OutOfMemory { .. })), "{name}, item {i}: {found:?}");
+            }
+            device.fail(None);
+            assert!(bits(&model, &sequences) == expected, "{name}, pool of {pool}: again");
+            drop(model);
+            assert_eq!(device.live.pieces.load(SeqCst), 0, "{name}: memory is left");
+        }
+    }
+}
+
+/// Work that fails after its launch returned: nothing is read from then on, whichever launch it was.
+#[test]
+fn a_lost_device_gives_no_results() {
+    if !emulated::available("a_lost_device_gives_no_results") {
+        return;
+    }
+    for name in [ENCODERS[0], DECODERS[1]] {
+        let (device, expected) = (device(), expected(name));
+        let model = try_load(name, &device, 1 << 24).unwrap();
+        let sequences = sequences(&model);
+        let before = device.launches.load(SeqCst);
+        assert!(bits(&model, &sequences) == expected);
+        let launches = device.launches.load(SeqCst) - before;
+        for n in 0..launches {
+            device.fail(Some(Fault::LaunchLater(n)));
+            for result in model.encode(&sequences) {
+                let error =
+                    result.err().unwrap_or_else(|| panic!("{name}: launch {n} failed, and its result was read"));
+                assert!(error.to_string().contains("lost"), "{name}, launch {n}: {error}");
+            }
+        }
+        device.fail(None);
+        assert!(bits(&model, &sequences) == expected, "{name}");
+        drop(model);
+        assert_eq!(device.live.pieces.load(SeqCst), 0, "{name}: memory is left");
+    }
+}
+
+/// A cache of stored keys holds what it held when a call fails, and goes on when the device does.
+#[test]
+fn while_decoding() {
+    if !emulated::available("while_decoding") {
+        return;
+    }
+    for name in DECODERS {
+        let cpu = load(name, Arc::new(CpuCompute::new().unwrap()), HeadChoice::Configured);
+        let ids = sequence(24, &cpu).ids;
+        let mut cache = cpu.kv_cache().unwrap();
+        let mut score = |part: &[u32]| of(&cpu.extend(&mut cache, part).unwrap());
+        let (first, second) = (score(&ids[..20]), score(&ids[20..]));
+        let device = device();
+        let model = try_load(name, &device, 1 << 24).unwrap();
+        for kind in KINDS {
+            for n in 0.. {
+                device.fail(None);
+                let mut cache = model.kv_cache().unwrap();
+                assert!(of(&model.extend(&mut cache, &ids[..20]).unwrap()) == first);
+                device.fail(Some(kind(n)));
+                let found = model.extend(&mut cache, &ids[20..]);
+                let failed = device.failed();
+                match found {
+                    Ok(scores) => assert!(of(&scores) == second, "{name}, {:?}", kind(n)),
+                    Err(e) => {
+                        failure_of_a_device(&format!("{name}, {:?}", kind(n)), &e);
+                        assert_eq!(cache.ids(), &ids[..20], "{name}, {:?}", kind(n));
+                        device.fail(None);
+                        let again = of(&model.extend(&mut cache, &ids[20..]).unwrap());
+                        assert!(again == second, "{name}, {:?}: again", kind(n));
+                    }
+                }
+                if !failed {
+                    break;
+                }
+            }
+        }
+        drop(model);
+        assert_eq!(device.live.pieces.load(SeqCst), 0, "{name}: memory is left");
+    }
+}
