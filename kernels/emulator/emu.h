@@ -38,14 +38,14 @@ enum Wait { RUNS, BARRIER, EXCHANGE, DONE };
 
 struct Fiber {
     void* stack_pointer;
-    void* tsan;
-    char* stack;
     uint3 tid;
     uint flat;
     Wait wait;
     int line;
     uint barriers, exchanges;
     uint32_t slots[2];
+    char* stack;
+    void* tsan;
 };
 
 // The fiber that runs, and its threadgroup.

@@ -90,8 +90,18 @@ __thread uint3 group;
 
 typedef void (*Call)(void* const* buffers, const void* args);
 
+// How far the threads of a SIMD group have come since they last went on together.
+struct Meeting {
+    uint waiting[4]; // by Wait
+    int line;        // where the first of them waits
+    bool elsewhere;  // whether another waits at another line
+    bool blocked;    // at a barrier, or ended
+};
+
 struct Scheduler {
     std::vector<Fiber> fibers;
+    Meeting meetings[32];
+    uint3 threads = {0, 0, 0};
     std::vector<uint> order;
     void* main_pointer = nullptr;
     void* main_tsan = nullptr;
@@ -116,7 +126,14 @@ static __thread Scheduler* scheduler_of_thread = nullptr; // lives as long as th
     abort();
 }
 
-EMU_QUIET static void to_main() {
+EMU_QUIET static void to_main(Wait kind, int line) {
+    Meeting& meeting = scheduler.meetings[current->flat >> 5];
+    const uint before = meeting.waiting[BARRIER] + meeting.waiting[EXCHANGE] + meeting.waiting[DONE];
+    meeting.elsewhere |= before > 0 && meeting.line != line;
+    meeting.line = line;
+    meeting.waiting[kind]++;
+    current->wait = kind;
+    current->line = line;
 #ifdef EMU_TSAN
     __tsan_switch_to_fiber(scheduler.main_tsan, 1);
 #endif
@@ -126,17 +143,15 @@ EMU_QUIET static void to_main() {
 EMU_QUIET void wait_for_others(Wait kind, int line) {
     Fiber& me = *current;
     if (scheduler.without_fibers) diverged("a kernel declared by KERNEL_EACH has a barrier or an exchange");
-    me.wait = kind;
-    me.line = line;
     const uint parity = (kind == BARRIER ? me.barriers++ : me.exchanges++) & 1;
 #ifdef EMU_TSAN
     char* key = kind == BARRIER ? &scheduler.barrier[parity] : &scheduler.exchange[me.flat >> 5][parity];
     __tsan_release(key);
-    to_main();
+    to_main(kind, line);
     __tsan_acquire(key);
 #else
     (void)parity;
-    to_main();
+    to_main(kind, line);
 #endif
 }
 
@@ -153,11 +168,10 @@ EMU_QUIET static void entry() {
         __tsan_acquire(&scheduler.start);
 #endif
         scheduler.call(scheduler.buffers, scheduler.args);
-        current->wait = DONE;
 #ifdef EMU_TSAN
         __tsan_release(&scheduler.end);
 #endif
-        to_main();
+        to_main(DONE, 0);
     }
 }
 
@@ -194,103 +208,73 @@ static void run_fiber(Fiber& f) {
     emu_switch(&scheduler.main_pointer, f.stack_pointer);
 }
 
-// How the threads of a SIMD group stand: whether all wait at one exchange, how many ended, how many are at a barrier.
-struct Standing {
-    bool exchange;
-    uint ended, at_barrier;
-};
-
-static Standing standing(uint first, uint end) {
-    Standing s = {false, 0, 0};
-    uint waiting = 0;
-    int line = -1;
-    bool same = true;
-    for (uint i = first; i < end; i++) {
-        const Fiber& f = scheduler.fibers[i];
-        s.ended += f.wait == DONE;
-        s.at_barrier += f.wait == BARRIER;
-        if (f.wait != EXCHANGE) continue;
-        same = same && (line < 0 || line == f.line);
-        line = f.line;
-        waiting++;
-    }
-    s.exchange = waiting == end - first;
-    if (s.exchange && !same) diverged("lanes are at different exchanges");
-    return s;
+// Whether a SIMD group whose lanes have all run is at an exchange, and goes on; else it is blocked.
+static bool goes_on(uint group_index, uint lanes) {
+    Meeting& m = scheduler.meetings[group_index];
+    if (m.elsewhere) diverged("lanes of a SIMD group are at different places");
+    const bool exchange = m.waiting[EXCHANGE] == lanes;
+    m.blocked = !exchange;
+    if (exchange) m = {};
+    return exchange;
 }
 
-static void shuffle(std::vector<uint>& order, uint seed) {
-    for (uint i = uint(order.size()) - 1; i > 0; i--) {
-        scheduler.random = scheduler.random * 6364136223846793005u + 1442695040888963407u + seed;
-        std::swap(order[i], order[(scheduler.random >> 32) * (i + 1) >> 32]);
-    }
-}
-
-// Runs the threads, in the scheduler's order, as far as each comes, and the SIMD groups on through their exchanges: one
-// by one to the next barrier, or (shuffled) all of them from exchange to exchange.
-static Standing run_to_barrier(uint count, uint seed) {
-    Standing all = {false, 0, 0};
-    if (seed > 1) {
-        bool exchanged = true;
-        shuffle(scheduler.order, seed);
-        while (exchanged) {
-            for (uint i : scheduler.order)
-                if (scheduler.fibers[i].wait == RUNS) run_fiber(scheduler.fibers[i]);
-            exchanged = false;
-            all = {false, 0, 0};
-            for (uint first = 0; first < count; first += 32) {
-                const uint end = std::min(count, first + 32);
-                const Standing s = standing(first, end);
-                for (uint i = first; s.exchange && i < end; i++) scheduler.fibers[i].wait = RUNS;
-                exchanged |= s.exchange;
-                all.ended += s.ended;
-                all.at_barrier += s.at_barrier;
-            }
-        }
-        return all;
-    }
+// Runs the threads to the next barrier, or to their ends. seed: 0 SIMD groups one by one, lanes in ascending order; 1 both
+// in descending order; else all threads in a shuffled order, SIMD groups side by side through their exchanges.
+static void run_to_barrier(uint count, uint seed) {
     const uint groups = (count + 31) / 32;
-    for (uint g = 0; g < groups; g++) {
-        const uint first = (seed == 1 ? groups - 1 - g : g) * 32, end = std::min(count, first + 32);
-        Standing s = {true, 0, 0};
-        while (s.exchange) {
-            for (uint k = 0; k < end - first; k++) {
-                Fiber& f = scheduler.fibers[seed == 1 ? end - 1 - k : first + k];
-                if (f.wait == RUNS || f.wait == EXCHANGE) run_fiber(f);
-            }
-            s = standing(first, end);
+    for (uint g = 0; g < groups; g++) scheduler.meetings[g] = {};
+    if (seed > 1) {
+        std::vector<uint>& order = scheduler.order;
+        for (uint i = count - 1; i > 0; i--) {
+            scheduler.random = scheduler.random * 6364136223846793005u + 1442695040888963407u + seed;
+            std::swap(order[i], order[(scheduler.random >> 32) * (i + 1) >> 32]);
         }
-        all.ended += s.ended;
-        all.at_barrier += s.at_barrier;
+        for (bool on = true; on;) {
+            for (uint i : order)
+                if (!scheduler.meetings[i >> 5].blocked) run_fiber(scheduler.fibers[i]);
+            on = false;
+            for (uint g = 0; g < groups; g++)
+                if (!scheduler.meetings[g].blocked) on |= goes_on(g, std::min(32u, count - g * 32));
+        }
+        return;
     }
-    return all;
+    for (uint k = 0; k < groups; k++) {
+        const uint g = seed == 1 ? groups - 1 - k : k, lanes = std::min(32u, count - g * 32);
+        Fiber* fibers = &scheduler.fibers[g * 32];
+        do {
+            for (uint lane = 0; lane < lanes; lane++) run_fiber(fibers[seed == 1 ? lanes - 1 - lane : lane]);
+        } while (goes_on(g, lanes));
+    }
 }
 
-// seed: 0 threads in ascending order, 1 in descending, else a shuffle, another after each barrier.
 EMU_QUIET static void run_group(uint3 threads, uint seed) {
     Scheduler& s = scheduler;
-    const uint count = threads.x * threads.y * threads.z;
-    make_fibers(count);
-    s.order.resize(count);
-    for (uint i = 0; i < count; i++) {
-        Fiber& f = s.fibers[i];
-        f.tid = {i % threads.x, i / threads.x % threads.y, i / (threads.x * threads.y)};
-        f.wait = RUNS;
-        f.barriers = f.exchanges = 0;
-        s.order[i] = i;
+    const uint count = threads.x * threads.y * threads.z, groups = (count + 31) / 32;
+    if (threads.x != s.threads.x || threads.y != s.threads.y || threads.z != s.threads.z) {
+        make_fibers(count);
+        s.order.resize(count);
+        s.threads = threads;
+        for (uint i = 0; i < count; i++) {
+            s.fibers[i].tid = {i % threads.x, i / threads.x % threads.y, i / (threads.x * threads.y)};
+            s.order[i] = i;
+        }
     }
+    // Exchanges are counted from the threadgroup's start; barriers too.
+    for (uint i = 0; i < count; i++) s.fibers[i].barriers = s.fibers[i].exchanges = 0;
 #ifdef EMU_TSAN
     s.main_tsan = __tsan_get_current_fiber();
     __tsan_release(&s.start);
 #endif
     for (;;) {
-        const Standing all = run_to_barrier(count, seed);
-        if (all.ended == count) break;
-        if (all.at_barrier != count) diverged("some threads never arrive");
-        for (uint i = 0; i < count; i++) {
-            if (s.fibers[i].line != s.fibers[0].line) diverged("threads are at different barriers");
-            s.fibers[i].wait = RUNS;
+        run_to_barrier(count, seed);
+        uint ended = 0, at_barrier = 0;
+        for (uint g = 0; g < groups; g++) {
+            ended += s.meetings[g].waiting[DONE];
+            at_barrier += s.meetings[g].waiting[BARRIER];
+            if (s.meetings[g].line != s.meetings[0].line && ended == 0) diverged("threads are at different barriers");
         }
+        if (ended == count) break;
+        if (at_barrier != count) diverged("some threads never arrive");
     }
 #ifdef EMU_TSAN
     __tsan_acquire(&s.end);

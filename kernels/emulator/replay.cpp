@@ -1,5 +1,5 @@
 // Runs recorded launches (tests/emulated/record.rs) in several orders of threads, with buffers of exactly the recorded
-// sizes, for sanitizers to watch. Fails when a kernel was never launched.
+// sizes, for sanitizers to watch. Fails when orders differ in a result, or a kernel was never launched.
 //
 // usage: replay FILE...
 #include "emu.h"
@@ -41,6 +41,7 @@ int main(int count, char** files) {
             const std::vector<char> args = reader.bytes();
             std::vector<std::vector<char>> contents(reader.word());
             for (auto& buffer : contents) buffer = reader.bytes();
+            std::vector<std::vector<char>> results; // of the first order
             for (uint order : {0u, 1u, 5u}) {
                 std::vector<void*> buffers;
                 for (const auto& content : contents) {
@@ -49,7 +50,13 @@ int main(int count, char** files) {
                 }
                 const int refused = kin_infer_emulator_launch(kernel.c_str(), shape, shape + 3, buffers.data(),
                                                               uint(buffers.size()), args.data(), args.size(), order);
-                for (void* buffer : buffers) free(buffer);
+                for (size_t i = 0; i < buffers.size(); i++) {
+                    const char* result = static_cast<const char*>(buffers[i]);
+                    if (order == 0) results.emplace_back(result, result + contents[i].size());
+                    else if (memcmp(result, results[i].data(), results[i].size()) != 0)
+                        return fprintf(stderr, "replay: %s depends on the order of threads\n", kernel.c_str()), 1;
+                    free(buffers[i]);
+                }
                 if (refused) return fprintf(stderr, "replay: %s is refused: %d\n", kernel.c_str(), refused), 1;
             }
             launched[kernel]++;

@@ -136,7 +136,7 @@ fn upload_panels(
 }
 
 /// The blocks of a row of a quantised tensor.
-fn blocks_of<'a>(kind: u32, t: &'a Tensor, row: usize) -> impl Iterator<Item = &'a [u8]> {
+fn blocks_of(kind: u32, t: &Tensor, row: usize) -> impl Iterator<Item = &[u8]> {
     let stored = t.bytes().len() / t.shape()[0];
     t.bytes()[row * stored..][..stored].chunks_exact(2 + integer_bytes(kind))
 }

@@ -1,9 +1,12 @@
 //! Operations on rows: norms of slices, copies, neighbourhoods.
 
-use kin_infer::gpu::{Epilogue, Norm, NormKind, Segments, Slices};
+use kin_infer::gpu::{Buffer, Epilogue, Norm, NormKind, Segments, Slices};
 use safetensors::tensor::Dtype;
 
-use super::definition::{Random, chain, each_backend, layer_norm, rms_norm, same, tensor, with_threads};
+use super::definition::{
+    ACTIVATIONS, Random, activation, chain, each_backend, l2_normalize, layer_norm, rms_norm, same, tensor,
+    with_threads,
+};
 use super::{stale, values};
 
 /// Slices of a row, [first, count, width, stride]: whole rows, heads from a column on, several side by side, one value.
@@ -185,6 +188,37 @@ fn a_convolution_is_unfold_and_a_linear_layer() {
             let weight = c.prepare_weight(std::slice::from_ref(&weight)).unwrap();
             c.matmul(&unfolded, total, &weight, Epilogue::NONE, &mut out).unwrap();
             same(|| format!("{backend} convolution, {}", rows.name), &values(c, &out), &expected);
+        });
+    }
+}
+
+/// Operations on each value, and unit rows, around the sizes of threadgroups.
+#[test]
+fn each_value_and_unit_rows() {
+    let mut random = Random::new(6);
+    for (rows, cols) in [(1, 1), (3, 85), (1, 256), (257, 1), (9, 33), (8, 64)] {
+        let [mut x, y] = [(); 2].map(|()| random.vector(rows * cols, 2.0));
+        (x[0], x[rows * cols - 1]) = (-0.0, f32::MIN_POSITIVE);
+        let of = |f: &dyn Fn(usize) -> f32| (0..x.len()).map(f).collect::<Vec<f32>>();
+        let sum = of(&|i| x[i] + y[i]);
+        let product = of(&|i| x[i] * y[i]);
+        let scaled = of(&|i| x[i] * 0.37);
+        let unit: Vec<f32> = y.chunks(cols).flat_map(l2_normalize).collect();
+        each_backend("each value", |backend, c| {
+            let check = |what: &str, of: &[f32], run: &dyn Fn(&mut Buffer), expected: &[f32]| {
+                let mut found = c.upload(of).unwrap();
+                run(&mut found);
+                same(|| format!("{backend} {what}, {rows} rows of {cols}"), &values(c, &found), expected);
+            };
+            let other = c.upload(&y).unwrap();
+            check("add", &x, &|b| c.add(b, &other).unwrap(), &sum);
+            check("mul", &x, &|b| c.mul(b, &other).unwrap(), &product);
+            check("scale", &x, &|b| c.scale(b, 0.37).unwrap(), &scaled);
+            check("l2_normalize", &y, &|b| c.l2_normalize(b, cols).unwrap(), &unit);
+            for kind in ACTIVATIONS {
+                let active = of(&|i| activation(kind, x[i]));
+                check("activate", &x, &|b| c.activate(b, kind).unwrap(), &active);
+            }
         });
     }
 }
