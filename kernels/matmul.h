@@ -60,9 +60,10 @@ template <uint R>
 INLINE void close_chains(THREAD float (&sum)[R][R], DEVICE float* out, bool first, uint rows, uint n, uint row0, uint column0) {
     UNROLL for (uint i = 0; i < R; i++) {
         const uint row = row0 + i / 4 * 64 + i % 4;
+        DEVICE float* line = out + row * n + column0;
         UNROLL for (uint j = 0; j < R; j++) {
-            const uint column = column0 + j / 4 * 64 + j % 4, at = row * n + column;
-            if (row < rows && column < n) out[at] = first ? sum[i][j] : out[at] + sum[i][j];
+            const uint at = j / 4 * 64 + j % 4;
+            if (row < rows && column0 + at < n) line[at] = first ? sum[i][j] : line[at] + sum[i][j];
             sum[i][j] = 0.0f;
         }
     }
