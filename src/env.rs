@@ -43,9 +43,9 @@ const CPU_DOT: Variable = Variable {
 
 const CPU_BACKEND: Variable = Variable {
     name: "KIN_INFER_CPU_BACKEND",
-    values: "pure-rust",
-    default: "unset",
-    purpose: "Pins the deterministic kernels where a BLAS is compiled in; this build has none, so they always run.",
+    values: "pure-rust or accelerate",
+    default: "accelerate in a build with that feature on macOS, else pure-rust",
+    purpose: "What multiplies matrices on the CPU: pure-rust gives the same bits everywhere, accelerate only nearly.",
 };
 
 const HF_HOME: Variable = Variable {
@@ -116,6 +116,11 @@ pub(crate) fn cpu_isa() -> Option<String> {
 /// Whether `KIN_INFER_CPU_DOT` turns the byte dot products off.
 pub(crate) fn cpu_dot_off() -> bool {
     CPU_DOT.value().is_some_and(|v| v.eq_ignore_ascii_case("off"))
+}
+
+/// What `KIN_INFER_CPU_BACKEND` names.
+pub(crate) fn cpu_backend() -> Option<String> {
+    CPU_BACKEND.value().map(|v| v.to_ascii_lowercase())
 }
 
 /// The folder of the local hub cache, whether it exists or not.

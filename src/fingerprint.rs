@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 
 use crate::batch::Sequence;
-use crate::error::Result;
+use crate::error::{InferError, Result};
 use crate::model::BertModel;
 
 /// Lengths of the fixed inputs: below, at and beyond every register and tile width, and two long ones.
@@ -13,8 +13,13 @@ const LENGTHS: [usize; 16] = [1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 97, 130,
 /// sixteen token sequences that a fixed linear congruential generator draws from the vocabulary.
 ///
 /// # Errors
-/// A model whose outputs are not finite, or memory that cannot be had.
+/// A backend that is not exact, a model whose outputs are not finite, or memory that cannot be had.
 pub fn fingerprint(model: &BertModel) -> Result<[u8; 32]> {
+    if !model.compute().is_exact() {
+        let detail = model.compute().device().detail;
+        let why = format!("fingerprint: results of this backend ({detail}) differ from machine to machine");
+        return Err(InferError::InvalidArgument(format!("{why}; set KIN_INFER_CPU_BACKEND=pure-rust")));
+    }
     let e = &model.spec().embedding;
     let mut state = 1u64;
     let mut draw = |below: usize| {

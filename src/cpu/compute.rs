@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::attention::{self, View};
+use super::blas::{self, Blas};
 use super::kv::{self, Keys};
 use super::memory::Pool;
 use super::operands::{host, host_mut, indices, shape, view};
@@ -24,6 +25,8 @@ use crate::weights::Tensor;
 pub struct CpuCompute {
     kernels: &'static Kernels,
     quant: &'static QuantKernels,
+    /// Multiplies in place of the kernels, where there is one.
+    blas: Option<&'static Blas>,
     pool: Arc<Pool>,
 }
 
@@ -45,22 +48,29 @@ fn each_rows(x: &mut [f32], cols: usize, f: impl Fn(usize, &mut [f32]) + Sync) {
 }
 
 impl CpuCompute {
-    /// With the instruction set `KIN_INFER_CPU_ISA` names, else the best this CPU has.
+    /// With the instruction set `KIN_INFER_CPU_ISA` names, else the best this CPU has. In a build with the feature
+    /// `accelerate` on macOS, Accelerate multiplies matrices unless `KIN_INFER_CPU_BACKEND` is `pure-rust`; results are
+    /// then not the contract's bits.
     ///
     /// # Errors
-    /// When the variable names one that this CPU or build lacks.
+    /// When a variable names what this CPU or build lacks.
     pub fn new() -> Result<Self> {
-        Ok(Self::with_kernels(dispatch::selected()?))
+        Ok(Self::with_kernels(dispatch::selected()?).with_blas(blas::selected()?))
     }
 
-    /// With a given kernel table, and the integer kernels that go with it.
+    /// With a given kernel table, and the integer kernels that go with it: the contract's bits.
     pub fn with_kernels(kernels: &'static Kernels) -> Self {
         Self::with_quant_kernels(kernels, dispatch::quant_for(kernels))
     }
 
     /// With given kernel tables for floats and for integers.
     pub fn with_quant_kernels(kernels: &'static Kernels, quant: &'static QuantKernels) -> Self {
-        Self { kernels, quant, pool: Arc::default() }
+        Self { kernels, quant, blas: None, pool: Arc::default() }
+    }
+
+    /// The same with a library for matrix products.
+    pub(super) fn with_blas(self, blas: Option<&'static Blas>) -> Self {
+        Self { blas, ..self }
     }
 }
 
@@ -87,9 +97,16 @@ impl GpuCompute for CpuCompute {
         GpuDeviceInfo {
             backend: GpuBackend::Cpu,
             name: std::env::consts::ARCH.to_string(),
-            detail: self.kernels.name().to_string(),
+            detail: match self.blas {
+                Some(blas) => format!("{}, products by {}", self.kernels.name(), blas.name),
+                None => self.kernels.name().to_string(),
+            },
             threads: fork::threads(),
         }
+    }
+
+    fn is_exact(&self) -> bool {
+        self.blas.is_none()
     }
 
     fn alloc(&self, len: usize) -> Result<Buffer> {
@@ -120,7 +137,7 @@ impl GpuCompute for CpuCompute {
     fn prepare_weight_as(&self, parts: &[Tensor], precision: Precision) -> Result<Weight> {
         checks::prepare_weight(parts)?;
         let packed = match precision {
-            Precision::Exact => PackedMatrix::new(parts)?,
+            Precision::Exact => PackedMatrix::new(parts, self.blas)?,
             Precision::Int8 => PackedMatrix::int8(parts)?,
         };
         Ok(Weight::new(packed.n, packed.k, packed.bytes(), packed))

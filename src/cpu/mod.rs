@@ -5,6 +5,7 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod blas;
 mod compute;
 mod dispatch;
 mod gemm;
@@ -26,6 +27,7 @@ mod simd;
 mod table;
 mod threads;
 
+pub use blas::products;
 pub use compute::CpuCompute;
 pub use dispatch::{available, by_name, quant_available, quant_for, selected};
 pub use quant::QuantKernels;

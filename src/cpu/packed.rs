@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::blas::{self, Blas};
 use super::gemm::{Block, BlockFinish, HALF_ROWS, K_BLOCK, ROW_BLOCK};
 use super::int8::{self, Int8Matrix};
 use super::memory::AlignedBuf;
@@ -31,19 +32,24 @@ enum Panels {
     Bf16(AlignedBuf<u16>),
     Quant(QuantMatrix),
     Int8(Int8Matrix),
+    /// [n, k] as it is, for a BLAS.
+    Plain(AlignedBuf<f32>, &'static Blas),
 }
 
 impl PackedMatrix {
-    /// Stacks tensors [n_i, k]. Tensors of one dtype keep it where it is computed with; all others are widened to f32.
-    pub fn new(parts: &[Tensor]) -> Result<Self> {
+    /// Stacks tensors [n_i, k]. Tensors of one dtype keep it where it is computed with; all others are widened to f32, and
+    /// so are all but quantised ones where a BLAS multiplies.
+    pub fn new(parts: &[Tensor], blas: Option<&'static Blas>) -> Result<Self> {
         let k = parts[0].shape()[1];
         let rows: Vec<(&Tensor, usize)> = parts.iter().flat_map(|t| (0..t.shape()[0]).map(move |r| (t, r))).collect();
         let dtypes = parts.iter().map(Tensor::dtype).collect::<Result<Vec<_>>>()?;
         let one = dtypes.iter().all(|d| *d == dtypes[0]).then_some(dtypes[0]);
-        let data = match one {
-            Some(dtype @ (Dtype::F16 | Dtype::BF16)) => halves(&rows, k, dtype)?,
-            Some(Dtype::Q8_0) if k > 0 => quantised(&rows, k, QuantKind::Q8)?,
-            Some(Dtype::Q4_0) if k > 0 => quantised(&rows, k, QuantKind::Q4)?,
+        let blas = blas.filter(|_| rows.len().max(k) <= i32::MAX as usize);
+        let data = match (one, blas) {
+            (Some(Dtype::Q8_0), _) if k > 0 => quantised(&rows, k, QuantKind::Q8)?,
+            (Some(Dtype::Q4_0), _) if k > 0 => quantised(&rows, k, QuantKind::Q4)?,
+            (_, Some(blas)) => Panels::Plain(plain(&rows, k)?, blas),
+            (Some(dtype @ (Dtype::F16 | Dtype::BF16)), None) => halves(&rows, k, dtype)?,
             _ => {
                 let mut data = AlignedBuf::zeroed(rows.len().div_ceil(PANEL) * k * PANEL, "packed weights")?;
                 pack(&rows, k, &mut data, |t, r, out| {
@@ -93,15 +99,41 @@ impl PackedMatrix {
         Ok(Self { n, k, data: Panels::Quant(QuantMatrix::new(kind, n, k, row)?) })
     }
 
+    /// From row-major values [n, k], for a BLAS or for the deterministic kernels.
+    #[cfg(test)]
+    pub fn of_values(n: usize, k: usize, values: &[f32], blas: Option<&'static Blas>) -> Self {
+        let plain = blas.is_some();
+        let mut data = AlignedBuf::zeroed(if plain { n } else { n.next_multiple_of(PANEL) } * k, "test").unwrap();
+        for (at, value) in values.iter().enumerate() {
+            let (row, column) = (at / k, at % k);
+            data[if plain { at } else { (row / PANEL * k + column) * PANEL + row % PANEL }] = *value;
+        }
+        let data = match blas {
+            Some(blas) => Panels::Plain(data, blas),
+            None => Panels::F32(data),
+        };
+        Self { n, k, data }
+    }
+
     /// Memory taken by the panels.
     pub fn bytes(&self) -> usize {
         match &self.data {
-            Panels::F32(d) => d.len() * 4,
+            Panels::F32(d) | Panels::Plain(d, _) => d.len() * 4,
             Panels::F16(d) | Panels::Bf16(d) => d.len() * 2,
             Panels::Quant(q) => q.bytes(),
             Panels::Int8(q) => q.bytes(),
         }
     }
+}
+
+/// The rows one after another, checked to be finite.
+fn plain(rows: &[(&Tensor, usize)], k: usize) -> Result<AlignedBuf<f32>> {
+    let mut data = AlignedBuf::zeroed(rows.len() * k, "weights")?;
+    data.par_chunks_mut(k.max(1)).zip(rows).try_for_each(|(values, (tensor, row))| {
+        tensor.read_f32(row * k, values)?;
+        check(tensor, *row, values)
+    })?;
+    Ok(data)
 }
 
 /// Panels of 16-bit values, checked to be finite.
@@ -231,7 +263,7 @@ impl Rows {
         match (self, &weight.data) {
             (Self::Blocks(kind, a), Panels::Quant(w)) => *kind == w.kind && a.blocks() == rows * (weight.k / QBLOCK),
             (Self::Int8(a), Panels::Int8(_)) => a.shape() == (rows, weight.k),
-            (Self::Floats, Panels::F32(_) | Panels::F16(_) | Panels::Bf16(_)) => true,
+            (Self::Floats, Panels::F32(_) | Panels::F16(_) | Panels::Bf16(_) | Panels::Plain(..)) => true,
             _ => false,
         }
     }
@@ -264,6 +296,9 @@ pub(super) fn run_rows(kernels: &Kernels, quant: &QuantKernels, p: &Product, mad
     assert!(made.serve(p.weight, p.rows), "matmul: rows made for another product");
     if p.rows == 0 || n == 0 {
         return;
+    }
+    if let Panels::Plain(w, blas) = &p.weight.data {
+        return blas::run(blas, kernels, p, w, c);
     }
     let panels = n.div_ceil(PANEL);
     let groups = panels.div_ceil(kernels.tile_panels());
@@ -341,6 +376,7 @@ unsafe fn panels_block(kernels: &Kernels, w: &PackedMatrix, k0: usize, block: Bl
             return;
         }
         Panels::Quant(_) | Panels::Int8(_) => unreachable!("quantised panels are multiplied as integers"),
+        Panels::Plain(..) => unreachable!("a BLAS multiplies it"),
         Panels::F16(data) => (data, widen_f16),
         Panels::Bf16(data) => (data, widen_bf16),
     };

@@ -12,12 +12,16 @@ use crate::weights::Tensor;
 /// A compute backend over device buffers. Operations enqueue; [`read`](Self::read) waits for their results.
 ///
 /// Matrices are row-major f32. Sizes that contradict each other are an error before anything is computed. The order of
-/// every sum is fixed by docs/numerics.md: all backends give the same bits.
+/// every sum is fixed by docs/numerics.md: all backends that are [exact](Self::is_exact) give the same bits.
 pub trait GpuCompute: Send + Sync {
     /// The kind of device.
     fn backend(&self) -> GpuBackend;
     /// The device.
     fn device(&self) -> GpuDeviceInfo;
+    /// Whether results are the bits of docs/numerics.md; a second tier, such as a BLAS, comes only near them.
+    fn is_exact(&self) -> bool {
+        true
+    }
 
     /// A buffer of `len` values, unspecified until written.
     fn alloc(&self, len: usize) -> Result<Buffer>;

@@ -117,6 +117,10 @@ impl GpuCompute for Profiled {
         self.inner.device()
     }
 
+    fn is_exact(&self) -> bool {
+        self.inner.is_exact()
+    }
+
     fn alloc(&self, len: usize) -> Result<Buffer> {
         self.rows("alloc", 0, || self.inner.alloc(len))
     }
