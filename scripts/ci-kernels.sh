@@ -11,8 +11,8 @@ trap 'rm -rf "$work"' EXIT
 
 # Small launches of every kernel, as the tests of operations make them.
 KIN_INFER_REQUIRE_EMULATOR=1 KIN_INFER_RECORD_LAUNCHES=$work \
-    cargo test -p kin-infer --locked --quiet --test kernels --test backend_ops -- \
-    matmul quantised rows stored attention heads pool gather rope linear each_value >/dev/null
+    cargo test -p kin-infer --locked --quiet --test kernels --test backend_ops --test device -- \
+    matmul quantised rows stored attention heads pool gather rope linear each_value fma >/dev/null
 
 # replay NAME FLAGS...: builds the kernels with these flags and runs the launches.
 replay() {

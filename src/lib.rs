@@ -27,6 +27,8 @@ pub mod arch;
 pub mod batch;
 pub mod config;
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda_backend;
 pub mod embedder;
 pub mod env;
 pub mod error;

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use kin_infer::arch::{HeadChoice, HeadSpec};
-use kin_infer::cpu::CpuCompute;
-use kin_infer::gpu::{GpuCompute, create_compute_for};
+use kin_infer::gpu::{GpuBackend, GpuCompute, PassedOver, choose_compute, create_compute_for, create_compute_on};
 use kin_infer::modules::{ModelFolder, PoolingMode};
 use kin_infer::{BertConfig, BertModel, LoadOptions};
 
@@ -35,8 +34,9 @@ pub struct Compute {
     /// bits with any number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
-    /// Where to compute: `auto` takes the best device of this build, `cpu` the CPU always. `cuda` and `metal` fail
-    /// where the build has no such backend; they never fall back to the CPU in silence
+    /// Where to compute: `auto` takes the best device there is (`kin-infer devices` lists them), `cpu` the CPU always.
+    /// `cuda` and `metal` fail where the build has no such backend or it finds no device; they never fall back. A GPU
+    /// gives the CPU's bits
     #[arg(long, value_enum, default_value_t = Device::Auto)]
     pub device: Device,
     /// Tell nothing on stderr but errors: no progress bar, no summary, no notes
@@ -147,26 +147,32 @@ impl Head {
 }
 
 impl Compute {
-    /// Sets up the threads and the backend.
+    /// Sets up the threads and the backend. A GPU backend that `auto` passes over is told about.
     pub fn open(&self) -> Result<Arc<dyn GpuCompute>> {
         self.open_for(kin_infer::Precision::Exact)
     }
 
     /// As [`open`](Self::open); `auto` takes the best device that has the precision.
     pub fn open_for(&self, precision: kin_infer::Precision) -> Result<Arc<dyn GpuCompute>> {
-        let missing = |name: &str| {
-            Err(Failure::Failed(format!("--device {name}: this build has no {name} backend; `auto` and `cpu` work")))
-        };
         match self.threads {
             Some(n) => kin_infer::init_threads(n.into()),
             None => kin_infer::init_performance_threads(),
         };
-        match self.device {
-            Device::Auto => Ok(create_compute_for(precision)?),
-            Device::Cpu => Ok(Arc::new(CpuCompute::new()?)),
-            Device::Cuda => missing("cuda"),
-            Device::Metal => missing("metal"),
-        }
+        let backend = match self.device {
+            Device::Auto if precision != kin_infer::Precision::Exact => return Ok(create_compute_for(precision)?),
+            Device::Auto => {
+                let (compute, passed_over) = choose_compute()?;
+                for PassedOver { backend, reason } in passed_over {
+                    self.note(&format!("note: {backend} is not used ({reason}); computing on {}", compute.backend()));
+                }
+                return Ok(compute);
+            }
+            Device::Cpu => GpuBackend::Cpu,
+            Device::Cuda => GpuBackend::Cuda,
+            Device::Metal => GpuBackend::Metal,
+        };
+        create_compute_on(backend)
+            .map_err(|e| Failure::Failed(format!("--device {backend}: {e}; `auto` and `cpu` work here")))
     }
 
     /// The transformer of a folder, without its tokenizer and, unless `head` names it, without a head for tokens.

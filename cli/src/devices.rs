@@ -1,7 +1,7 @@
 //! `devices` and `env`: what the machine has, and what the environment says.
 
 use kin_infer::env::VARIABLES;
-use kin_infer::gpu::discover_devices;
+use kin_infer::gpu::{GpuDeviceInfo, absent_backends, discover_devices};
 use serde_json::{Value, json};
 
 use crate::failure::{Done, Result};
@@ -9,6 +9,9 @@ use crate::output::Sink;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
+The first device is the one that `--device auto` takes. A GPU backend of this build that finds no device says why. CPU
+matrix products are made by `pure-rust` kernels, whose bits are the same everywhere, or by `accelerate` (macOS).
+
 Examples:
   kin-infer devices
   KIN_INFER_CPU_ISA=avx2 kin-infer devices --json")]
@@ -33,29 +36,45 @@ pub fn run(args: &Args) -> Result<Done> {
     let sets: Vec<&str> = kin_infer::cpu::available().iter().map(|k| k.name()).collect();
     let selected = kin_infer::cpu::selected()?.name();
     let cores = kin_infer::cpu::physical_cores();
-    let devices = discover_devices();
+    let products = kin_infer::cpu::products()?;
+    let (devices, absent) = (discover_devices(), absent_backends());
     let mut out = Sink::stdout();
     if args.json {
-        let devices: Vec<Value> = devices
-            .iter()
-            .map(|d| {
-                let backend = d.backend.to_string();
-                json!({"backend": backend, "name": d.name, "detail": d.detail, "threads": d.threads})
-            })
-            .collect();
+        let devices: Vec<Value> = devices.iter().map(json_of).collect();
+        let absent: Vec<Value> =
+            absent.iter().map(|a| json!({"backend": a.backend.to_string(), "reason": a.reason})).collect();
         out.json(&json!({
-            "devices": devices, "instruction_sets": sets, "selected": selected, "physical_cores": cores
+            "devices": devices, "absent": absent, "instruction_sets": sets, "selected": selected, "products": products,
+            "physical_cores": cores
         }))?;
     } else {
         for d in devices {
-            out.line(&format!("device\t{}: {} ({}), {} thread(s)", d.backend, d.name, d.detail, d.threads))?;
+            out.line(&format!("device\t{}: {} ({}), {}", d.backend, d.name, d.detail, extent(&d)))?;
         }
+        for a in absent {
+            out.line(&format!("no device\t{}: {}", a.backend, a.reason))?;
+        }
+        out.line(&format!("matrix products\t{products}"))?;
         out.line(&format!("instruction sets\t{}", sets.join(", ")))?;
         out.line(&format!("selected\t{selected}"))?;
         out.line(&format!("physical cores\t{cores}"))?;
     }
     out.commit()?;
     Ok(Done::Whole)
+}
+
+fn json_of(d: &GpuDeviceInfo) -> Value {
+    json!({
+        "backend": d.backend.to_string(), "name": d.name, "detail": d.detail, "threads": d.threads, "memory": d.memory
+    })
+}
+
+/// A GPU's memory, or a CPU's threads.
+fn extent(d: &GpuDeviceInfo) -> String {
+    match d.memory {
+        Some(bytes) => format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64),
+        None => format!("{} thread(s)", d.threads),
+    }
 }
 
 pub fn run_env(args: &EnvArgs) -> Result<Done> {

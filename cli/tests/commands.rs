@@ -255,6 +255,41 @@ fn devices_and_environment_are_listed() {
     assert!(lines.iter().all(|l| text.contains(l["purpose"].as_str().unwrap())));
 }
 
+/// A GPU backend of this build has devices or says why not, and is told about where `auto` passes it over; one that is
+/// asked for by name is never replaced by the CPU.
+#[test]
+fn gpu_backends_compute_or_say_why_not() {
+    let listed = run(&["devices", "--json"]).expect(0).json().swap_remove(0);
+    let of = |list: &str, backend: &str| listed[list].as_array().unwrap().iter().any(|d| d["backend"] == backend);
+    let model = fixture("bert-base").display().to_string();
+    let fingerprint = |more: &[&str]| run(&[&["fingerprint", "--model", &model][..], more].concat());
+    let cpu = fingerprint(&["--device", "cpu"]).expect(0);
+    assert!(cpu.stderr.is_empty(), "{}", cpu.stderr);
+    let auto = fingerprint(&[]).expect(0);
+    assert_eq!(auto.stdout, cpu.stdout);
+    assert!(fingerprint(&["--quiet"]).expect(0).stderr.is_empty());
+    for (backend, built) in [("cuda", cfg!(feature = "cuda")), ("metal", false)] {
+        let (there, absent) = (of("devices", backend), of("absent", backend));
+        assert!(built || !(there || absent), "{backend}: {listed}");
+        assert_eq!(auto.stderr.contains(&format!("note: {backend} is not used (")), absent, "{}", auto.stderr);
+        if there {
+            assert_eq!(fingerprint(&["--device", backend]).expect(0).stdout, cpu.stdout);
+        } else {
+            let refused = fingerprint(&["--device", backend]).expect(1);
+            assert!(refused.stdout.is_empty());
+            assert!(refused.stderr.contains(&format!("--device {backend}: ")), "{}", refused.stderr);
+        }
+    }
+    let forced = kin_infer().args(["fingerprint", "--model", &model]).env("KIN_INFER_FORCE_CPU", "1").output().unwrap();
+    assert!(forced.status.success() && forced.stderr.is_empty());
+    let pinned = kin_infer().args(["devices", "--json"]).env("KIN_INFER_CPU_BACKEND", "pure-rust").output().unwrap();
+    assert_eq!(serde_json::from_slice::<Value>(&pinned.stdout).unwrap()["products"], "pure-rust");
+    let unknown =
+        kin_infer().args(["fingerprint", "--model", &model]).env("KIN_INFER_CPU_BACKEND", "mkl").output().unwrap();
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("`mkl`, this build has pure-rust"));
+}
+
 /// One fixture of each family, and every sentence-transformers folder: all aspects of it are told.
 #[test]
 fn inspect_describes_every_family() {

@@ -102,6 +102,7 @@ impl GpuCompute for CpuCompute {
                 None => self.kernels.name().to_string(),
             },
             threads: fork::threads(),
+            memory: None,
         }
     }
 

@@ -13,6 +13,7 @@ pub const FILES: &[(&str, &str)] = &[
     ("matmul.h", include_str!("../../kernels/matmul.h")),
     ("quantised.h", include_str!("../../kernels/quantised.h")),
     ("attention.h", include_str!("../../kernels/attention.h")),
+    ("measure.h", include_str!("../../kernels/measure.h")),
 ];
 
 /// The text of `args.h`, which is written from the structs that the host passes.

@@ -150,8 +150,7 @@ impl GpuCompute for DeviceCompute {
     }
 
     fn device(&self) -> GpuDeviceInfo {
-        let info = self.pool.device().info();
-        GpuDeviceInfo { backend: info.backend, name: info.name, detail: info.detail, threads: 1 }
+        self.pool.device().info().into()
     }
 
     fn alloc(&self, len: usize) -> Result<Buffer> {
