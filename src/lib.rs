@@ -37,6 +37,8 @@ mod fork;
 pub mod generate;
 pub mod gpu;
 pub mod hub;
+#[cfg(all(feature = "metal", target_os = "macos"))]
+pub mod metal_backend;
 pub mod model;
 pub mod modules;
 pub mod pooling;

@@ -268,7 +268,7 @@ fn gpu_backends_compute_or_say_why_not() {
     let auto = fingerprint(&[]).expect(0);
     assert_eq!(auto.stdout, cpu.stdout);
     assert!(fingerprint(&["--quiet"]).expect(0).stderr.is_empty());
-    for (backend, built) in [("cuda", cfg!(feature = "cuda")), ("metal", false)] {
+    for (backend, built) in [("cuda", cfg!(feature = "cuda")), ("metal", cfg!(feature = "metal"))] {
         let (there, absent) = (of("devices", backend), of("absent", backend));
         assert!(built || !(there || absent), "{backend}: {listed}");
         assert_eq!(auto.stderr.contains(&format!("note: {backend} is not used (")), absent, "{}", auto.stderr);

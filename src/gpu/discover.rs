@@ -18,6 +18,8 @@ struct Candidate {
 
 /// The GPU backends of this build, best first.
 const CANDIDATES: &[Candidate] = &[
+    #[cfg(all(feature = "metal", target_os = "macos"))]
+    Candidate { backend: GpuBackend::Metal, devices: crate::metal_backend::devices, open: crate::metal_backend::open },
     #[cfg(feature = "cuda")]
     Candidate { backend: GpuBackend::Cuda, devices: crate::cuda_backend::devices, open: crate::cuda_backend::open },
 ];
@@ -212,7 +214,7 @@ mod tests {
     fn a_named_backend_fails_where_it_is_absent() {
         assert_eq!(create_compute_on(GpuBackend::Cpu).unwrap().backend(), GpuBackend::Cpu);
         for (backend, built) in
-            [(GpuBackend::Cuda, cfg!(feature = "cuda")), (GpuBackend::Metal, false)]
+            [(GpuBackend::Cuda, cfg!(feature = "cuda")), (GpuBackend::Metal, cfg!(feature = "metal"))]
         {
             if let Err(why) = create_compute_on(backend) {
                 let why = why.to_string();

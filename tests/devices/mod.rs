@@ -8,6 +8,8 @@ use kin_infer::gpu::{DeviceCompute, GpuBackend, GpuCompute, create_compute_on};
 
 /// The GPU backends that are compiled in.
 const BUILT: &[GpuBackend] = &[
+    #[cfg(all(feature = "metal", target_os = "macos"))]
+    GpuBackend::Metal,
     #[cfg(feature = "cuda")]
     GpuBackend::Cuda,
 ];
@@ -21,6 +23,8 @@ pub struct Gpu {
 
 fn open(backend: GpuBackend, index: usize) -> kin_infer::Result<Arc<dyn Device>> {
     match backend {
+        #[cfg(all(feature = "metal", target_os = "macos"))]
+        GpuBackend::Metal => kin_infer::metal_backend::open(index),
         #[cfg(feature = "cuda")]
         GpuBackend::Cuda => kin_infer::cuda_backend::open(index),
         other => panic!("device {index} of {other}"),
