@@ -9,10 +9,13 @@
 mod checkpoints;
 mod clock;
 
+use std::sync::Arc;
+
 use checkpoints::{Family, Size, Values, families};
 use clock::{median, now};
 use kin_infer::BertModel;
 use kin_infer::arch::{DistanceMap, LayerSpec, ModelSpec, ScorePositions};
+use kin_infer::cpu::CpuCompute;
 
 const TOKENS: [usize; 2] = [128, 512];
 
@@ -100,7 +103,7 @@ fn pass(model: &BertModel, tokens: usize) -> kin_infer::Result<f64> {
 
 fn load(families: &[Family]) -> kin_infer::Result<Vec<BertModel>> {
     let values = Values::new(families);
-    families.iter().map(|f| f.load(&values)).collect()
+    families.iter().map(|f| f.load(&values, Arc::new(CpuCompute::new()?))).collect()
 }
 
 fn bench(rounds: usize, layers: usize, words: &[String]) -> kin_infer::Result<()> {

@@ -14,6 +14,7 @@ mod contract;
 #[allow(dead_code)]
 #[path = "kernels/definition.rs"]
 mod definition;
+mod devices;
 mod emulated;
 #[path = "kernels/backend/errors.rs"]
 mod errors;

@@ -1,6 +1,7 @@
-//! Whole models on the GPU backend, over the emulated device: the bits of the CPU.
+//! Whole models on the GPU backend, over the emulated device and this machine's GPUs: the bits of the CPU.
 
 mod common;
+mod devices;
 mod emulated;
 
 use std::collections::BTreeMap;
@@ -10,14 +11,37 @@ use common::outputs::{FAMILIES, hash, heads, load};
 use common::{decoders, encoders, fixture};
 use emulated::{ORDERS, backend};
 
+/// The hashes of fingerprints.json.
+fn committed() -> BTreeMap<String, String> {
+    serde_json::from_str(&std::fs::read_to_string(fixture("fingerprints.json")).unwrap()).unwrap()
+}
+
+/// Every fixture on the GPUs of this machine.
+#[test]
+fn fixtures_have_the_committed_bits_on_gpus() {
+    let committed = committed();
+    for gpu in devices::gpus("fixtures_have_the_committed_bits_on_gpus") {
+        let mut compared = 0;
+        for (name, (key, head)) in encoders()
+            .into_iter()
+            .chain(decoders())
+            .flat_map(|name| heads(&name).into_iter().map(move |h| (name.clone(), h)))
+        {
+            let model = load(&name, Arc::clone(&gpu.compute), head);
+            assert_eq!(hash(&model), committed[&key], "{key}: {}", gpu.name);
+            compared += 1;
+        }
+        assert!(compared >= 200, "{compared}");
+    }
+}
+
 /// Every fixture's outputs, packed batches and a decoder's steps among them, have the committed bits: the families' in
 /// every order of threads, the others in one, in turn; with small and with large tiles.
 fn check_fixtures(half: usize) {
     if !emulated::available("fixtures on the GPU backend") {
         return;
     }
-    let committed = std::fs::read_to_string(fixture("fingerprints.json")).unwrap();
-    let committed: BTreeMap<String, String> = serde_json::from_str(&committed).unwrap();
+    let committed = committed();
     let names = encoders().into_iter().chain(decoders());
     let fixtures: Vec<_> = names.flat_map(|name| heads(&name).into_iter().map(move |h| (name.clone(), h))).collect();
     let mut compared = 0;

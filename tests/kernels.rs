@@ -5,6 +5,7 @@
 mod accuracy;
 #[path = "kernels/definition.rs"]
 mod definition;
+mod devices;
 mod emulated;
 #[path = "kernels/functions.rs"]
 mod functions;

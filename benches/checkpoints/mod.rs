@@ -1,7 +1,9 @@
 //! A random checkpoint of each family: its config.json and its tensors, named as published checkpoints name them.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use kin_infer::gpu::GpuCompute;
 use kin_infer::{BertConfig, BertModel};
 use safetensors::tensor::{Dtype, TensorView, serialize_to_file};
 use serde_json::{Value, json};
@@ -313,12 +315,12 @@ impl Values {
 }
 
 impl Family {
-    /// Writes the checkpoint into a temporary folder and loads it.
-    pub fn load(&self, values: &Values) -> kin_infer::Result<BertModel> {
+    /// Writes the checkpoint into a temporary folder and loads it onto a backend.
+    pub fn load(&self, values: &Values, compute: Arc<dyn GpuCompute>) -> kin_infer::Result<BertModel> {
         let unique = format!("kin-infer-families-{}-{}", std::process::id(), self.name.replace(", ", "-"));
         let folder = Folder(std::env::temp_dir().join(unique));
         self.write(&folder.0, values).expect("a temporary folder");
-        BertModel::load(&folder.0, BertConfig::from_folder(&folder.0)?)
+        BertModel::load_with_compute(&folder.0, BertConfig::from_folder(&folder.0)?, compute)
     }
 
     fn write(&self, folder: &Path, values: &Values) -> std::io::Result<()> {

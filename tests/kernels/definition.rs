@@ -11,7 +11,7 @@ use kin_infer::gpu::{Activation, GpuCompute};
 use kin_infer::weights::{self, Checkpoint, Tensor};
 use safetensors::tensor::{Dtype, TensorView};
 
-use crate::emulated;
+use crate::{devices, emulated};
 
 /// The instruction sets with kernels on this architecture.
 pub const POSSIBLE: &[&str] = if cfg!(target_arch = "x86_64") {
@@ -58,7 +58,7 @@ pub fn each_isa(test: &str, mut check: impl FnMut(&'static Kernels)) {
 }
 
 /// Runs `check` with the CPU backend on each instruction set, and with the GPU backend over the emulated device, where
-/// this build has it: each time in another order of threads, and with small or large tiles.
+/// this build has it: each time in another order of threads, and with small or large tiles; and over this machine's GPUs.
 pub fn each_backend(test: &str, mut check: impl FnMut(&str, &dyn GpuCompute)) {
     static TURN: AtomicUsize = AtomicUsize::new(0);
     each_isa(test, |kernels| check(kernels.name(), &CpuCompute::with_kernels(kernels)));
@@ -67,9 +67,12 @@ pub fn each_backend(test: &str, mut check: impl FnMut(&str, &dyn GpuCompute)) {
         let (order, units) = (emulated::ORDERS[turn % 3], if turn.is_multiple_of(2) { 1 } else { 64 });
         check(&format!("GPU, {order:?}, {units} units"), &emulated::backend(order, units));
     }
+    for gpu in devices::gpus(test) {
+        check(&gpu.name, &*gpu.compute);
+    }
 }
 
-/// Tests of these functions on the CPU backend and on the GPU backend over the emulated device.
+/// Tests of these functions on the CPU backend, and on the GPU backend over the emulated device and this machine's GPUs.
 macro_rules! on_every_backend {
     ($($name:ident),+) => {
         mod on_the_cpu {
@@ -82,8 +85,12 @@ macro_rules! on_every_backend {
         mod on_the_gpu {
             $(#[test]
             fn $name() {
-                if crate::emulated::available(concat!(module_path!(), "::", stringify!($name))) {
+                let test = concat!(module_path!(), "::", stringify!($name));
+                if crate::emulated::available(test) {
                     super::$name(&crate::emulated::backend(crate::emulated::Order::Ascending, 64));
+                }
+                for gpu in crate::devices::gpus(test) {
+                    super::$name(&*gpu.compute);
                 }
             })+
         }
