@@ -9,6 +9,7 @@ use kin_infer::arch::{HeadChoice, HeadSpec};
 use kin_infer::cpu::CpuCompute;
 use kin_infer::gpu::{GpuCompute, create_compute};
 use kin_infer::modules::{ModelFolder, PoolingMode};
+use kin_infer::resource::ResourcePlan;
 use kin_infer::{BertConfig, BertModel};
 
 use crate::failure::{Failure, Result};
@@ -31,7 +32,7 @@ impl Model {
 
 #[derive(clap::Args)]
 pub struct Compute {
-    /// Threads that compute. Default: one a physical core. Fewer leave the machine to others; results are the same
+    /// Threads that compute. Default: what `kin-infer plan` says, usually one a physical core. Fewer leave the machine to others; results are the same
     /// bits with any number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
@@ -127,16 +128,22 @@ impl Compute {
         let missing = |name: &str| {
             Err(Failure::Failed(format!("--device {name}: this build has no {name} backend; `auto` and `cpu` work")))
         };
-        match self.threads {
-            Some(n) => kin_infer::init_threads(n.into()),
-            None => kin_infer::init_performance_threads(),
-        };
+        kin_infer::init_threads(self.plan()?.embedding.threads.value);
         match self.device {
             Device::Auto => Ok(create_compute()?),
             Device::Cpu => Ok(Arc::new(CpuCompute::new()?)),
             Device::Cuda => missing("cuda"),
             Device::Metal => missing("metal"),
         }
+    }
+
+    /// The plan of this process: the environment's profile, with the threads that were asked for.
+    pub fn plan(&self) -> Result<ResourcePlan> {
+        let plan = ResourcePlan::from_env()?;
+        Ok(match self.threads {
+            Some(n) => plan.with_threads(n.into()),
+            None => plan,
+        })
     }
 
     /// The transformer of a folder, without its tokenizer and, unless `head` names it, without a head for tokens.

@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use rayon::prelude::*;
 
 use super::attention::{self, View};
+use super::cancel::Cancel;
 use super::kv::{self, Keys};
 use super::memory::Pool;
 use super::operands::{ascending, end, expect, host, host_mut, indices, shape, size, view, whole_rows};
@@ -21,10 +23,12 @@ use crate::gpu::{
 use crate::weights::Tensor;
 
 /// The CPU backend. It computes on the rayon pool that is current where it is called.
+#[derive(Clone)]
 pub struct CpuCompute {
     kernels: &'static Kernels,
     quant: &'static QuantKernels,
     pool: Arc<Pool>,
+    cancel: Cancel,
 }
 
 /// Values a task of an elementwise operation handles at least.
@@ -60,7 +64,7 @@ impl CpuCompute {
 
     /// With given kernel tables for floats and for integers.
     pub fn with_quant_kernels(kernels: &'static Kernels, quant: &'static QuantKernels) -> Self {
-        Self { kernels, quant, pool: Arc::default() }
+        Self { kernels, quant, pool: Arc::default(), cancel: Cancel::default() }
     }
 }
 
@@ -76,6 +80,10 @@ impl GpuCompute for CpuCompute {
             detail: self.kernels.name().to_string(),
             threads: rayon::current_num_threads(),
         }
+    }
+
+    fn cancellable(&self, flag: &Arc<AtomicBool>) -> Option<Arc<dyn GpuCompute>> {
+        Some(Arc::new(Self { cancel: Cancel::polling(flag), ..self.clone() }))
     }
 
     fn alloc(&self, len: usize) -> Result<Buffer> {
@@ -168,9 +176,10 @@ impl GpuCompute for CpuCompute {
             activation: e.activation,
             factor: e.factor.map(host).transpose()?,
             residual: e.residual.map(host).transpose()?,
+            cancel: &self.cancel,
         };
         packed::run(self.kernels, self.quant, &product, host_mut(out)?);
-        Ok(())
+        self.cancel.check()
     }
 
     fn attention_scores(&self, q: Columns, k: Columns, s: &AttentionShape, scores: &mut Buffer) -> Result<()> {
@@ -229,8 +238,8 @@ impl GpuCompute for CpuCompute {
             view("the key", k, s.kv_heads, s)?,
             view("the value", v, s.kv_heads, s)?,
         );
-        attention::run(self.kernels, &shape, &segments, views, host_mut(out)?);
-        Ok(())
+        attention::run(self.kernels, &shape, &segments, views, host_mut(out)?, &self.cancel);
+        self.cancel.check()
     }
 
     fn norm(&self, x: &mut Buffer, slices: Slices, norm: Norm) -> Result<()> {
@@ -405,8 +414,8 @@ impl GpuCompute for CpuCompute {
         )?;
         expect("attend", "the output", out.len(), size(&[rows, width]))?;
         let q = View { data: host(q.buffer)?, first: q.first, stride: q.stride };
-        kv::attend(self.kernels, q, &sequences, s, host_mut(out)?);
-        Ok(())
+        kv::attend(self.kernels, q, &sequences, s, host_mut(out)?, &self.cancel);
+        self.cancel.check()
     }
 
     fn pool(

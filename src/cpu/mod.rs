@@ -5,6 +5,7 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod cancel;
 mod compute;
 mod dispatch;
 mod gemm;
@@ -23,13 +24,11 @@ mod scalar;
 mod scores;
 mod simd;
 mod table;
-mod threads;
 
 pub use compute::CpuCompute;
 pub use dispatch::{available, by_name, quant_available, quant_for, selected};
 pub use quant::QuantKernels;
 pub use table::{Finish, Kernels};
-pub use threads::{init_performance_threads, init_threads, physical_cores};
 
 /// Hints that the cache line at `p` will be read soon, to L2. Any address is allowed.
 #[inline(always)]

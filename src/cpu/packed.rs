@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::cancel::Cancel;
 use super::gemm::{Block, BlockFinish, HALF_ROWS, K_BLOCK, ROW_BLOCK};
 use super::memory::AlignedBuf;
 use super::quant::kernel::{QBLOCK, QuantKind};
@@ -155,6 +156,7 @@ pub(super) struct Product<'a> {
     pub factor: Option<&'a [f32]>,
     /// [rows, n], dense.
     pub residual: Option<&'a [f32]>,
+    pub cancel: &'a Cancel,
 }
 
 /// The output, shared by tasks that each write their own rows and columns.
@@ -232,6 +234,9 @@ unsafe fn part(kernels: &Kernels, p: &Product, rows: Range<usize>, panels: Range
     for k0 in (0..k.max(1)).step_by(K_BLOCK) {
         let depth = K_BLOCK.min(k - k0);
         for i in 0..blocks {
+            if p.cancel.is_set() {
+                return;
+            }
             let cut = |at: usize| rows.start + rows.len() * at / blocks;
             let (first, end) = (cut(i), cut(i + 1));
             let block = Block {
