@@ -32,8 +32,8 @@ impl Model {
 
 #[derive(clap::Args)]
 pub struct Compute {
-    /// Threads that compute. Default: what `kin-infer plan` says, usually one a physical core. Fewer leave the machine to others; results are the same
-    /// bits with any number
+    /// Threads that compute. Default: what `kin-infer plan` says, usually one a physical core. Fewer leave the machine to
+    /// others; results are the same bits with any number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
     /// Where to compute: `auto` takes the best device of this build, `cpu` the CPU always. `cuda` and `metal` fail

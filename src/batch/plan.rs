@@ -12,6 +12,8 @@ pub struct BatchLimits {
     pub window: usize,
     /// Batches that are computed side by side, each with its own activations. Threads bound it too.
     pub workers: usize,
+    /// Bytes of activations that may be held: a sequence longer than a batch that needs more fails, before it begins.
+    pub room: Option<usize>,
     /// Whether the sequences of a batch that memory did not suffice for are tried one by one.
     pub retry: bool,
 }
@@ -19,7 +21,7 @@ pub struct BatchLimits {
 impl Default for BatchLimits {
     /// Batches beyond which nothing is won: their activations leave the caches.
     fn default() -> Self {
-        Self { tokens: 1024, area: 1024 * 1024 / 2, window: 64 * 1024, workers: usize::MAX, retry: true }
+        Self { tokens: 1024, area: 1024 * 1024 / 2, window: 64 * 1024, workers: usize::MAX, room: None, retry: true }
     }
 }
 

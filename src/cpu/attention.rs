@@ -154,6 +154,16 @@ struct Scratch {
     terms: Terms,
 }
 
+/// Bytes that a thread's scratch takes for sequences of `len` tokens; `relative` is the number of relative positions, 0
+/// where scores have no disentangled terms.
+pub(super) fn scratch_bytes(len: usize, head_dim: usize, relative: usize) -> usize {
+    let padded = |n: usize| n.next_multiple_of(PANEL);
+    let attention = padded(len) * head_dim + padded(head_dim) * len + QUERY_BLOCK.min(len) * padded(len);
+    let rows = relative.min(2 * len);
+    let terms = rows * (len + QUERY_BLOCK) + padded(rows) * head_dim + if relative > 0 { 2 * len } else { 0 };
+    (attention + terms) * 4
+}
+
 thread_local! {
     static SCRATCH: std::cell::RefCell<Scratch> = std::cell::RefCell::default();
 }

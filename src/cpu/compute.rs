@@ -62,6 +62,12 @@ impl CpuCompute {
         Self::with_quant_kernels(kernels, dispatch::quant_for(kernels))
     }
 
+    /// Where buffers come from.
+    #[cfg(test)]
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// With given kernel tables for floats and for integers.
     pub fn with_quant_kernels(kernels: &'static Kernels, quant: &'static QuantKernels) -> Self {
         Self { kernels, quant, pool: Arc::default(), cancel: Cancel::default() }

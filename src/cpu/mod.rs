@@ -8,6 +8,7 @@ mod avx512;
 mod cancel;
 mod compute;
 mod dispatch;
+mod footprint;
 mod gemm;
 mod kv;
 mod math;
@@ -27,6 +28,7 @@ mod table;
 
 pub use compute::CpuCompute;
 pub use dispatch::{available, by_name, quant_available, quant_for, selected};
+pub(crate) use footprint::{Account, Footprint};
 pub use quant::QuantKernels;
 pub use table::{Finish, Kernels};
 

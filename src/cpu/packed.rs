@@ -53,6 +53,29 @@ impl PackedMatrix {
         Ok(Self { n: rows.len(), k, data })
     }
 
+    /// Bytes of the buffers that [`new`](Self::new) fills for these tensors.
+    pub fn planned_bytes(parts: &[Tensor]) -> Result<Vec<usize>> {
+        let (n, k) = (parts.iter().map(|t| t.shape()[0]).sum::<usize>(), parts[0].shape()[1]);
+        let values = n.div_ceil(PANEL) * k * PANEL;
+        let blocks = n.div_ceil(PANEL) * (k / QBLOCK);
+        let quantised = |kind: QuantKind| vec![blocks * kind.block_bytes(), blocks * PANEL * 2];
+        let dtypes = parts.iter().map(Tensor::dtype).collect::<Result<Vec<_>>>()?;
+        Ok(match dtypes.iter().all(|d| *d == dtypes[0]).then_some(dtypes[0]) {
+            Some(Dtype::F16 | Dtype::BF16) => vec![values * 2],
+            Some(Dtype::Q8_0) => quantised(QuantKind::Q8),
+            Some(Dtype::Q4_0) => quantised(QuantKind::Q4),
+            _ => vec![values * 4],
+        })
+    }
+
+    /// Bytes that the activations of `rows` rows take when they are quantised; 0 where they are not.
+    pub fn quantised_activation_bytes(&self, rows: usize) -> usize {
+        match self.data {
+            Panels::Quant(_) => rows * self.k / QBLOCK * (QBLOCK + 8),
+            _ => 0,
+        }
+    }
+
     /// From rows of quantised blocks, `k` values each.
     #[cfg(test)]
     pub fn quantised<'a>(kind: QuantKind, n: usize, k: usize, row: impl Fn(usize) -> &'a [u8] + Sync) -> Result<Self> {

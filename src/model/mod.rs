@@ -16,7 +16,7 @@ pub use head::SparsePooling;
 use crate::arch::{HeadChoice, HeadSpec, LoadReport, ModelSpec, complete, describe_with};
 use crate::batch::{BatchLimits, PackedBatch, Sequence, plan};
 use crate::config::BertConfig;
-use crate::cpu::CpuCompute;
+use crate::cpu::{Account, CpuCompute, Footprint};
 use crate::error::{InferError, Result};
 use crate::gpu::{Buffer, GpuBackend, GpuCompute, KvStore, PoolingMode, create_compute};
 use crate::pooling::{Pooler, Step};
@@ -81,7 +81,7 @@ impl BertModel {
         // A configuration that is refused needs no checkpoint to say so.
         describe_with(&config, head)?;
         let _span = tracing::debug_span!("load", folder = %folder.display()).entered();
-        let limits = ResourcePlan::from_env()?.embedding.limits();
+        let plan = ResourcePlan::from_env()?.embedding;
         let checkpoint = Checkpoint::open(folder)?;
         complete(&mut config, &checkpoint)?;
         let (spec, table) = describe_with(&config, head)?;
@@ -92,15 +92,35 @@ impl BertModel {
         let peak = || process_memory().peak;
         let bytes = tensors.report.bytes;
         tracing::debug!(family = spec.family, layers = spec.layers.len(), bytes, peak = peak(), "model loaded");
-        Ok(Self {
+        let mut model = Self {
             config: Arc::new(config),
             spec: Arc::new(spec),
             weights: Arc::new(weights),
             report: Arc::new(tensors.report),
             compute,
-            limits,
+            limits: plan.limits(),
             run: Run::new(),
-        })
+        };
+        if model.backend() == GpuBackend::Cpu {
+            model.limits = plan.within_memory(process_memory().resident.unwrap_or(0), &model)?.limits();
+        }
+        Ok(model)
+    }
+
+    /// The memory that a forward pass of one sequence takes, from a pass that computes nothing.
+    pub(crate) fn dry_run(&self, tokens: usize) -> Result<Account> {
+        let footprint = Arc::new(Footprint::over(Arc::clone(&self.compute)));
+        self.run_on(footprint.clone(), tokens)?;
+        Ok(footprint.account())
+    }
+
+    /// A forward pass of one sequence on another backend, for what it does there.
+    pub(crate) fn run_on(&self, compute: Arc<dyn GpuCompute>, tokens: usize) -> Result<()> {
+        let model = Self { compute, run: Run::new(), ..self.clone() };
+        let sequence = Sequence::new(vec![0; tokens]);
+        let pass = || model.hidden(&PackedBatch::new(std::iter::once(&sequence)), None).map(drop);
+        // Nobody's work: it shows no spans.
+        tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::new(), pass)
     }
 
     /// The same model with other limits of its batches than [`ResourcePlan::from_env`] gave it.
@@ -373,6 +393,7 @@ impl BertModel {
     fn run_batch(&self, sequences: &[Sequence], items: &[usize], finish: &Finish) -> Result<Vec<Vec<f32>>> {
         let mut batch = PackedBatch::new(items.iter().map(|&i| &sequences[i]));
         batch.item = items.iter().copied().min().unwrap_or(0);
+        self.check_room(batch.ids.len())?;
         let (texts, tokens, area) = (items.len(), batch.ids.len(), batch.area());
         let span = tracing::debug_span!("forward", texts, tokens, area, peak = tracing::field::Empty).entered();
         let hidden = self.hidden(&batch, None)?;
@@ -382,6 +403,18 @@ impl BertModel {
             span.record("peak", process_memory().peak);
         }
         Ok(rows)
+    }
+
+    /// Whether the activations of a batch longer than the limit fit what the plan leaves them.
+    fn check_room(&self, tokens: usize) -> Result<()> {
+        let Some(room) = self.limits.room.filter(|_| tokens > self.limits.tokens) else { return Ok(()) };
+        let need = self.dry_run(tokens)?;
+        let bytes = need.activations + need.scratch;
+        if bytes <= room {
+            return Ok(());
+        }
+        let what = format!("a text of {tokens} tokens, for which the plan leaves {room} bytes (kin-infer plan),");
+        Err(InferError::OutOfMemory { what, bytes })
     }
 
     fn head(&self) -> Result<&head::Head> {
@@ -443,7 +476,9 @@ fn masked_rows(ids: &[Vec<u32>], masks: &[Vec<u32>], types: Option<&[Vec<u32>]>)
     (0..ids.len()).map(row).collect()
 }
 
-/// Runs `f` on a thread of the current rayon pool, so that each operation forks without a trip between pools.
+/// Runs `f` on a thread of the current rayon pool, so that each operation forks without a trip between pools, and in the
+/// caller's tracing span.
 fn on_pool<T: Send>(f: impl FnOnce() -> T + Send) -> T {
-    rayon::scope(|_| f())
+    let span = tracing::Span::current();
+    rayon::scope(|_| span.in_scope(f))
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::Resolved;
-use super::cgroup::{CgroupLimits, Read, cpu_list, limits};
+use super::cgroup::{CgroupLimits, Read, cpu_list};
 use crate::error::Result;
 
 /// The CPUs of the machine, and what of them this process may use.
@@ -60,7 +60,7 @@ pub fn detect_host() -> Result<HostInfo> {
 #[cfg(target_os = "linux")]
 fn detect_cores() -> (Cores, CgroupLimits) {
     let read = |path: &str| std::fs::read_to_string(path).ok();
-    (cores(&read, usable()), limits(&read))
+    (cores(&read, usable()), super::cgroup::limits(&read))
 }
 
 #[cfg(not(target_os = "linux"))]

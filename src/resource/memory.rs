@@ -88,11 +88,11 @@ pub(super) fn memory_info(
     // What the process takes already is not part of what is available.
     let whole = cap.map(|cap| cap.saturating_add(own).min(total.unwrap_or(u64::MAX)));
     let rss_cap = Resolved::new(whole, format!("{reason}, and what this process takes"))
-        .from("total", total)
-        .from("available", available)
-        .from("cgroup_limit", cgroup.memory_limit)
-        .from("cgroup_used", cgroup.memory_used)
-        .from("resident", process.resident);
+        .from("total_bytes", total)
+        .from("available_bytes", available)
+        .from("cgroup_limit_bytes", cgroup.memory_limit)
+        .from("cgroup_used_bytes", cgroup.memory_used)
+        .from("resident_bytes", process.resident);
     MemoryInfo {
         total,
         available,
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(cap(Some(1000), None, None, None).value, Some(1000));
         assert_eq!(cap(None, None, Some(300), None).value, Some(300));
         assert_eq!(cap(None, None, None, None).value, None);
-        assert_eq!(cap(Some(1000), Some(400), None, None).inputs["available"], 400);
+        assert_eq!(cap(Some(1000), Some(400), None, None).inputs["available_bytes"], 400);
     }
 
     #[test]

@@ -17,6 +17,7 @@ mod accelerator;
 mod cgroup;
 mod host;
 mod memory;
+mod model;
 mod plan;
 mod profile;
 mod resolved;
@@ -31,7 +32,8 @@ pub use accelerator::{AcceleratorBackend, AcceleratorInfo, HybridMode, detect_ac
 pub use cgroup::CgroupLimits;
 pub use host::{HostInfo, detect_host};
 pub use memory::{MemoryInfo, ProcessMemory, detect_memory, process_memory};
+pub use model::ModelMemory;
 pub use plan::{EmbeddingPlan, KernelPlan, NonFinitePolicy, ResourcePlan, SCHEMA_VERSION, WatchdogPlan};
 pub use profile::Profile;
-pub use resolved::Resolved;
+pub use resolved::{Resolved, bytes_in_words};
 pub use threads::{init_performance_threads, init_threads};

@@ -51,6 +51,8 @@ pub struct EmbeddingPlan {
     pub window_tokens: Resolved<usize>,
     /// Bytes that the process may take in all; none where nothing is known to bound it.
     pub memory_bytes: Resolved<Option<u64>>,
+    /// Of these, what activations may take beside the model; none before the model is known.
+    pub activation_bytes: Resolved<Option<u64>>,
     /// Whether the texts of a batch that memory did not suffice for are tried one by one.
     pub oom_retry: Resolved<bool>,
     /// What becomes of a result that holds NaN or an infinity.
@@ -163,7 +165,8 @@ impl EmbeddingPlan {
                 cap.map(|cap| cap / 100 * memory_percent),
                 of_profile(&format!("{memory_percent} % of what the process may take")),
             )
-            .from("memory.rss_cap", cap),
+            .from("rss_cap_bytes", cap),
+            activation_bytes: Resolved::new(None, "no model is loaded"),
             oom_retry: Resolved::new(oom_retry, of_profile("what a batch cannot have, each of its texts alone may")),
             nonfinite_policy: Resolved::new(NonFinitePolicy::FailItem, "one bad text does not cost the others"),
             kernels: Resolved::new(kernels, "what the host's instruction set is").from("host.isa", &*host.isa.value),
@@ -177,6 +180,7 @@ impl EmbeddingPlan {
             area: self.max_attention_area.value,
             window: self.window_tokens.value,
             workers: self.workers.value,
+            room: self.activation_bytes.value.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX)),
             retry: self.oom_retry.value,
         }
     }

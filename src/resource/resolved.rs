@@ -34,15 +34,57 @@ impl<T> fmt::Display for Resolved<T> {
     /// The reason and the inputs, without the value: who prints it knows its unit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.reason)?;
-        let inputs: Vec<String> = self.inputs.iter().map(|(name, value)| format!("{name} {}", words(value))).collect();
+        let known = self.inputs.iter().filter(|(_, value)| !value.is_null());
+        let inputs: Vec<String> = known.map(|(name, value)| words(name, value)).collect();
         if inputs.is_empty() { Ok(()) } else { write!(f, " ({})", inputs.join(", ")) }
     }
 }
 
-fn words(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Null => "unknown".to_string(),
-        other => other.to_string(),
+/// A name and a value for people; a name that ends in `_bytes` is one of a size.
+fn words(name: &str, value: &Value) -> String {
+    match (name.strip_suffix("_bytes"), value.as_u64(), value.as_str()) {
+        (Some(name), Some(bytes), _) => format!("{} {}", name.replace('_', " "), bytes_in_words(bytes)),
+        (_, _, Some(text)) => format!("{} {text}", name.replace('_', " ")),
+        _ => format!("{} {value}", name.replace('_', " ")),
+    }
+}
+
+/// A number of bytes for people: `512 bytes`, `1.5 KiB`, `98.2 MiB`, `2.75 GiB`.
+pub fn bytes_in_words(bytes: u64) -> String {
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
+    match bytes {
+        0..KIB => format!("{bytes} bytes"),
+        KIB..MIB => format!("{:.1} KiB", bytes as f64 / KIB as f64),
+        MIB..GIB => format!("{:.1} MiB", bytes as f64 / MIB as f64),
+        _ => format!("{:.2} GiB", bytes as f64 / GIB as f64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_for_people() {
+        for (bytes, words) in [
+            (0, "0 bytes"),
+            (1023, "1023 bytes"),
+            (1536, "1.5 KiB"),
+            (1 << 20, "1.0 MiB"),
+            ((5 << 30) / 2, "2.50 GiB"),
+            (u64::MAX, "17179869184.00 GiB"),
+        ] {
+            assert_eq!(bytes_in_words(bytes), words);
+        }
+    }
+
+    #[test]
+    fn a_reason_names_what_is_known_of_its_inputs() {
+        let value =
+            Resolved::new(1, "why").from("cpu_quota", 1.5).from("total_bytes", 2048).from("limit_bytes", Value::Null);
+        assert_eq!(value.to_string(), "why (cpu quota 1.5, total 2.0 KiB)");
+        assert_eq!(Resolved::new(1, "why").to_string(), "why");
     }
 }

@@ -62,7 +62,7 @@ fn every_resolved_value_has_a_reason() {
     }
     let mut found = 0;
     check("plan", &serde_json::to_value(plan(Profile::Throughput, 2)).unwrap(), &mut found);
-    assert_eq!(found, 20);
+    assert_eq!(found, 21);
 }
 
 #[test]
