@@ -31,6 +31,7 @@ const ROUNDS: usize = 7;
 fn gpus() -> Result<Vec<Arc<dyn Device>>> {
     let absent = absent_backends();
     let there = |backend| absent.iter().all(|a| a.backend != backend);
+    #[cfg_attr(not(any(feature = "cuda", feature = "metal")), allow(unused_mut))]
     let mut gpus: Vec<Arc<dyn Device>> = Vec::new();
     if cfg!(all(feature = "metal", target_os = "macos")) && there(GpuBackend::Metal) {
         #[cfg(all(feature = "metal", target_os = "macos"))]

@@ -55,8 +55,9 @@ export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /us
 unset KIN_INFER_REQUIRE_MODEL
 
 # Left to native CPUs: the tests of MiniLM, a whole model, and the longest sequences, which the emulator takes many
-# minutes for (the fixtures with long sequences are run here too, against their fingerprints).
-native=(minilm borders_of_512_keys long_gapped_sequences long_sequences)
+# minutes for (the fixtures with long sequences are run here too, against their fingerprints); tests that start
+# themselves as other processes, and those of a process's memory, which is the emulator's here.
+native=(processes:: planned_peak minilm borders_of_512_keys long_gapped_sequences long_sequences)
 run_tests() {
     local cpu=$1
     shift

@@ -83,9 +83,74 @@ const HOME: Variable = Variable {
     purpose: "Where the default hub cache is found.",
 };
 
+const RESOURCE_PROFILE: Variable = Variable {
+    name: "KIN_RESOURCE_PROFILE",
+    values: "proof, interactive, throughput or ci",
+    default: "throughput",
+    purpose: "What runs are for, which decides threads, batch sizes and memory; `kin-infer plan` shows what follows.",
+};
+
+pub(crate) const EMBED_WATCHDOG: Variable = Variable {
+    name: "KIN_EMBED_WATCHDOG",
+    values: "on or off",
+    default: "on, off with the profile interactive",
+    purpose: "Whether a run of `kin-infer embed` that has died is ended; `off` leaves the other KIN_EMBED variables unread.",
+};
+
+pub(crate) const EMBED_ORPHAN_CHECK: Variable = Variable {
+    name: "KIN_EMBED_ORPHAN_CHECK",
+    values: "on or off",
+    default: "on, off under nohup and setsid",
+    purpose: "Ends a run when the process that started it is gone.",
+};
+
+pub(crate) const EMBED_MAX_SECS: Variable = Variable {
+    name: "KIN_EMBED_MAX_SECS",
+    values: "seconds, 0 for no limit",
+    default: "86400, with the profile ci 3600",
+    purpose: "Ends a run that takes longer; time in which the machine sleeps does not count.",
+};
+
+pub(crate) const EMBED_MIN_RATE: Variable = Variable {
+    name: "KIN_EMBED_MIN_RATE",
+    values: "texts a second, 0 for no floor",
+    default: "0.01",
+    purpose: "Ends a run that persists fewer over the window KIN_EMBED_FLOOR_WINDOW_SECS.",
+};
+
+pub(crate) const EMBED_FLOOR_WINDOW_SECS: Variable = Variable {
+    name: "KIN_EMBED_FLOOR_WINDOW_SECS",
+    values: "seconds",
+    default: "600",
+    purpose: "Over what time the rate of a run is taken.",
+};
+
+pub(crate) const EMBED_FLOOR_GRACE_SECS: Variable = Variable {
+    name: "KIN_EMBED_FLOOR_GRACE_SECS",
+    values: "seconds",
+    default: "120",
+    purpose: "Time at the start of a run, for loading and the first batches, that no such window begins in.",
+};
+
 /// All of them, in the order `kin-infer env` prints.
-pub const VARIABLES: &[Variable] =
-    &[FORCE_CPU, CPU_ISA, CPU_DOT, CPU_BACKEND, HF_HUB_CACHE, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT, HOME];
+pub const VARIABLES: &[Variable] = &[
+    FORCE_CPU,
+    CPU_ISA,
+    CPU_DOT,
+    CPU_BACKEND,
+    RESOURCE_PROFILE,
+    EMBED_WATCHDOG,
+    EMBED_ORPHAN_CHECK,
+    EMBED_MAX_SECS,
+    EMBED_MIN_RATE,
+    EMBED_FLOOR_WINDOW_SECS,
+    EMBED_FLOOR_GRACE_SECS,
+    HF_HUB_CACHE,
+    HF_HOME,
+    HF_HUB_OFFLINE,
+    HF_ENDPOINT,
+    HOME,
+];
 
 impl Variable {
     fn is_on(&self) -> bool {
@@ -121,6 +186,11 @@ pub(crate) fn cpu_dot_off() -> bool {
 /// What `KIN_INFER_CPU_BACKEND` names.
 pub(crate) fn cpu_backend() -> Option<String> {
     CPU_BACKEND.value().map(|v| v.to_ascii_lowercase())
+}
+
+/// The profile `KIN_RESOURCE_PROFILE` names.
+pub(crate) fn resource_profile() -> Option<String> {
+    RESOURCE_PROFILE.value()
 }
 
 /// The folder of the local hub cache, whether it exists or not.

@@ -93,6 +93,9 @@ pub enum InferError {
         /// Where it first appeared: `embeddings`, `layer 3`, `pooling`.
         stage: String,
     },
+    /// The run was asked to end ([`Run::cancel`](crate::watchdog::Run::cancel)); nothing of it is wrong.
+    #[error("cancelled")]
+    Cancelled,
 }
 
 impl InferError {

@@ -21,7 +21,8 @@
 //! - [`fingerprint()`]: one hash of a model's outputs, equal on every machine.
 //!
 //! Threads come from the rayon pool that is current at the call; [`init_performance_threads`] makes the process-wide
-//! one as wide as the machine has physical cores.
+//! one as wide as the [`resource`] plan says. [`watchdog`] ends long runs that have died, and cancels those that shall
+//! end.
 
 pub mod arch;
 pub mod batch;
@@ -43,12 +44,13 @@ pub mod model;
 pub mod modules;
 pub mod pooling;
 pub mod quantize;
+pub mod resource;
 pub mod tokenizer;
+pub mod watchdog;
 pub mod weights;
 
 pub use batch::Sequence;
 pub use config::{BertConfig, ModelArchitecture};
-pub use cpu::{init_performance_threads, init_threads};
 pub use embedder::{
     Counted, EmbedOptions, Embedder, Prompt, Reranker, Role, SparseEmbedder, SparseOptions, SparseVector, TokenOptions,
     TokenVectors, max_sim,
@@ -57,6 +59,7 @@ pub use error::{InferError, Result};
 pub use fingerprint::fingerprint;
 pub use gpu::Precision;
 pub use model::{BertModel, Encoded, LoadOptions};
+pub use resource::{init_performance_threads, init_threads};
 
 /// The dot product of two vectors in the contract's order: 32 virtual lanes, folded by halving. On unit vectors it is
 /// their cosine similarity.

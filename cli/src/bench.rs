@@ -13,6 +13,7 @@ use clap::ValueEnum;
 use kin_infer::BertConfig;
 use kin_infer::gpu::{Profiled, create_compute_for};
 use kin_infer::modules::ModelFolder;
+use kin_infer::resource::ResourcePlan;
 
 use crate::common::{Model, PrecisionArg};
 use crate::failure::{Done, Failure, Result};
@@ -40,7 +41,7 @@ pub struct Args {
     /// Sequences of so many made-up tokens, 1,024 tokens or more of each length
     #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "16,128,512")]
     lengths: Vec<usize>,
-    /// Numbers of threads to run with. Default: one a physical core
+    /// Numbers of threads to run with. Default: what `kin-infer plan` says
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
     threads: Vec<u16>,
     /// Rounds of all rows
@@ -87,7 +88,7 @@ enum Format {
 pub fn run(args: &Args) -> Result<Done> {
     let folder = args.model.folder()?;
     let threads = match args.threads.as_slice() {
-        [] => vec![kin_infer::cpu::physical_cores()],
+        [] => vec![ResourcePlan::from_env()?.embedding.threads.value],
         some => some.iter().map(|n| usize::from(*n)).collect(),
     };
     if args.serve {

@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use kin_infer::arch::{HeadChoice, HeadSpec};
 use kin_infer::gpu::{GpuBackend, GpuCompute, PassedOver, choose_compute, create_compute_for, create_compute_on};
 use kin_infer::modules::{ModelFolder, PoolingMode};
+use kin_infer::resource::ResourcePlan;
 use kin_infer::{BertConfig, BertModel, LoadOptions};
 
 use crate::failure::{Failure, Result};
@@ -30,8 +31,8 @@ impl Model {
 
 #[derive(clap::Args)]
 pub struct Compute {
-    /// Threads that compute. Default: one a physical core. Fewer leave the machine to others; results are the same
-    /// bits with any number
+    /// Threads that compute. Default: what `kin-infer plan` says, usually one a physical core. Fewer leave the machine to
+    /// others; results are the same bits with any number
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
     /// Where to compute: `auto` takes the best device there is (`kin-infer devices` lists them), `cpu` the CPU always.
@@ -154,10 +155,7 @@ impl Compute {
 
     /// As [`open`](Self::open); `auto` takes the best device that has the precision.
     pub fn open_for(&self, precision: kin_infer::Precision) -> Result<Arc<dyn GpuCompute>> {
-        match self.threads {
-            Some(n) => kin_infer::init_threads(n.into()),
-            None => kin_infer::init_performance_threads(),
-        };
+        kin_infer::init_threads(self.plan()?.embedding.threads.value);
         let backend = match self.device {
             Device::Auto if precision != kin_infer::Precision::Exact => return Ok(create_compute_for(precision)?),
             Device::Auto => {
@@ -173,6 +171,15 @@ impl Compute {
         };
         create_compute_on(backend)
             .map_err(|e| Failure::Failed(format!("--device {backend}: {e}; `auto` and `cpu` work here")))
+    }
+
+    /// The plan of this process: the environment's profile, with the threads that were asked for.
+    pub fn plan(&self) -> Result<ResourcePlan> {
+        let plan = ResourcePlan::from_env()?;
+        Ok(match self.threads {
+            Some(n) => plan.with_threads(n.into()),
+            None => plan,
+        })
     }
 
     /// The transformer of a folder, without its tokenizer and, unless `head` names it, without a head for tokens.

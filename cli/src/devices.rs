@@ -2,6 +2,7 @@
 
 use kin_infer::env::VARIABLES;
 use kin_infer::gpu::{GpuDeviceInfo, absent_backends, discover_devices};
+use kin_infer::resource::detect_host;
 use serde_json::{Value, json};
 
 use crate::failure::{Done, Result};
@@ -35,7 +36,7 @@ pub fn run(args: &Args) -> Result<Done> {
     kin_infer::init_performance_threads();
     let sets: Vec<&str> = kin_infer::cpu::available().iter().map(|k| k.name()).collect();
     let selected = kin_infer::cpu::selected()?.name();
-    let cores = kin_infer::cpu::physical_cores();
+    let cores = detect_host()?.physical_cores;
     let products = kin_infer::cpu::products()?;
     let (devices, absent) = (discover_devices(), absent_backends());
     let mut out = Sink::stdout();

@@ -16,6 +16,7 @@ mod input;
 mod inspect;
 mod npy;
 mod output;
+mod plan;
 mod progress;
 mod quantize;
 mod rerank;
@@ -70,6 +71,8 @@ enum Command {
     Bench(bench::Args),
     /// List the devices and instruction sets this build can use here
     Devices(devices::Args),
+    /// Say what runs take of this machine and why, and whether a model fits
+    Plan(plan::Args),
     /// List the environment variables that are read, and their values
     Env(devices::EnvArgs),
 }
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
         Command::Fingerprint(args) => fingerprint::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Devices(args) => devices::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Env(args) => devices::run_env(&args),
     };
     match result {

@@ -31,7 +31,7 @@ pub struct Args {
     /// Make blocks of embedding tables too. A table that also is a language model's head counts as an embedding
     #[arg(long)]
     embeddings: bool,
-    /// Threads that compute. Default: one a physical core
+    /// Threads that compute. Default: what `kin-infer plan` says
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
     /// Tell nothing on stderr but errors

@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 
+use super::cancel::Cancel;
 use super::packed::Output;
 use super::scores::{Shape, Terms};
 use super::simd::{PANEL, VIRTUAL_LANES};
@@ -151,6 +152,16 @@ struct Scratch {
     terms: Terms,
 }
 
+/// Bytes that a thread's scratch takes for sequences of `len` tokens; `relative` is the number of relative positions, 0
+/// where scores have no disentangled terms.
+pub(super) fn scratch_bytes(len: usize, head_dim: usize, relative: usize) -> usize {
+    let padded = |n: usize| n.next_multiple_of(PANEL);
+    let attention = padded(len) * head_dim + padded(head_dim) * len + QUERY_BLOCK.min(len) * padded(len);
+    let rows = relative.min(2 * len);
+    let terms = rows * (len + QUERY_BLOCK) + padded(rows) * head_dim + if relative > 0 { 2 * len } else { 0 };
+    (attention + terms) * 4
+}
+
 thread_local! {
     static SCRATCH: std::cell::RefCell<Scratch> = std::cell::RefCell::default();
 }
@@ -199,6 +210,7 @@ pub(super) fn run(
     segments: &[Range<usize>],
     views: (View, View, View),
     out: &mut [f32],
+    cancel: &Cancel,
 ) {
     let width = shape.heads * shape.head_dim;
     assert!(out.len() >= segments.last().map_or(0, |r| r.end) * width, "attention: output length");
@@ -208,7 +220,7 @@ pub(super) fn run(
         if !segment.is_empty() {
             // SAFETY: this task alone writes the columns of its head in the rows of its sequence, which lie inside
             // `out` by the assertion above.
-            SCRATCH.with_borrow_mut(|s| unsafe { one_head(kernels, shape, head, segment, views, output, s) });
+            SCRATCH.with_borrow_mut(|s| unsafe { one_head(kernels, shape, head, segment, views, output, s, cancel) });
         }
     };
     crate::fork::each(segments.len() * shape.heads, task);
@@ -216,6 +228,7 @@ pub(super) fn run(
 
 /// # Safety
 /// The caller alone writes the head's columns in the segment's rows of `output`, which holds them.
+#[allow(clippy::too_many_arguments)] // one task of the operation, and where it lies
 unsafe fn one_head(
     kernels: &Kernels,
     shape: &Shape,
@@ -224,6 +237,7 @@ unsafe fn one_head(
     (q, k, v): (View, View, View),
     output: Output,
     s: &mut Scratch,
+    cancel: &Cancel,
 ) {
     let (len, dim, width) = (segment.len(), shape.head_dim, shape.heads * shape.head_dim);
     let column = shape.kv_column(head);
@@ -232,6 +246,9 @@ unsafe fn one_head(
     pack_values(v.at(segment.start, column), len, dim, &mut s.values);
     s.terms.prepare(kernels, shape, head, segment, keys);
     for first in (0..len).step_by(QUERY_BLOCK) {
+        if cancel.is_set() {
+            return;
+        }
         let queries = first..len.min(first + QUERY_BLOCK);
         let rows = queries.len();
         let seen = shape.seen(segment, &queries);

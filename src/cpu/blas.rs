@@ -127,6 +127,7 @@ mod accelerate {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::cancel::Cancel;
     use super::super::packed::{self, PackedMatrix};
     use super::*;
     use crate::cpu::{CpuCompute, available, quant_for};
@@ -179,6 +180,7 @@ pub(super) mod tests {
                         activation,
                         factor: (case & 2 != 0).then_some(&factor[..]),
                         residual: (case & 4 != 0).then_some(&residual[..]),
+                        cancel: &Cancel::default(),
                     };
                     let mut c = vec![f32::NAN; rows * n];
                     packed::run(kernels, quant_for(kernels), &product, &mut c);

@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::attention::{self, View};
 use super::blas::{self, Blas};
+use super::cancel::Cancel;
 use super::kv::{self, Keys};
 use super::memory::Pool;
 use super::operands::{host, host_mut, indices, shape, view};
@@ -22,12 +24,14 @@ use crate::gpu::{
 use crate::weights::Tensor;
 
 /// The CPU backend. It computes on the rayon pool that is current where it is called.
+#[derive(Clone)]
 pub struct CpuCompute {
     kernels: &'static Kernels,
     quant: &'static QuantKernels,
     /// Multiplies in place of the kernels, where there is one.
     blas: Option<&'static Blas>,
     pool: Arc<Pool>,
+    cancel: Cancel,
 }
 
 /// Values a task of an elementwise operation handles at least.
@@ -63,9 +67,15 @@ impl CpuCompute {
         Self::with_quant_kernels(kernels, dispatch::quant_for(kernels))
     }
 
+    /// Where buffers come from.
+    #[cfg(test)]
+    pub(super) fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
     /// With given kernel tables for floats and for integers.
     pub fn with_quant_kernels(kernels: &'static Kernels, quant: &'static QuantKernels) -> Self {
-        Self { kernels, quant, blas: None, pool: Arc::default() }
+        Self { kernels, quant, blas: None, pool: Arc::default(), cancel: Cancel::default() }
     }
 
     /// The same with a library for matrix products.
@@ -75,7 +85,14 @@ impl CpuCompute {
 }
 
 /// The operands of a product, checked.
-fn product<'a>(x: &'a Buffer, rows: usize, weight: &'a Weight, e: &Epilogue<'a>, out: &Buffer) -> Result<Product<'a>> {
+fn product<'a>(
+    x: &'a Buffer,
+    rows: usize,
+    weight: &'a Weight,
+    e: &Epilogue<'a>,
+    out: &Buffer,
+    cancel: &'a Cancel,
+) -> Result<Product<'a>> {
     checks::matmul(x, rows, weight, e, out)?;
     Ok(Product {
         rows,
@@ -85,6 +102,7 @@ fn product<'a>(x: &'a Buffer, rows: usize, weight: &'a Weight, e: &Epilogue<'a>,
         activation: e.activation,
         factor: e.factor.map(host).transpose()?,
         residual: e.residual.map(host).transpose()?,
+        cancel,
     })
 }
 
@@ -108,6 +126,10 @@ impl GpuCompute for CpuCompute {
 
     fn is_exact(&self) -> bool {
         self.blas.is_none()
+    }
+
+    fn cancellable(&self, flag: &Arc<AtomicBool>) -> Option<Arc<dyn GpuCompute>> {
+        Some(Arc::new(Self { cancel: Cancel::polling(flag), ..self.clone() }))
     }
 
     fn alloc(&self, len: usize) -> Result<Buffer> {
@@ -174,9 +196,9 @@ impl GpuCompute for CpuCompute {
     }
 
     fn matmul(&self, x: &Buffer, rows: usize, weight: &Weight, e: Epilogue, out: &mut Buffer) -> Result<()> {
-        let product = product(x, rows, weight, &e, out)?;
+        let product = product(x, rows, weight, &e, out, &self.cancel)?;
         packed::run(self.kernels, self.quant, &product, host_mut(out)?);
-        Ok(())
+        self.cancel.check()
     }
 
     fn gated_ffn(
@@ -190,19 +212,19 @@ impl GpuCompute for CpuCompute {
     ) -> Result<()> {
         let mut factor = self.alloc(size(&[rows, up.0.n()]))?;
         let e = Epilogue { bias: up.1, ..Epilogue::NONE };
-        let first = product(x, rows, up.0, &e, &factor)?;
+        let first = product(x, rows, up.0, &e, &factor, &self.cancel)?;
         // Where both take the same quantised rows, they are made once.
         let made = packed::Rows::new(self.quant, first.weight, first.a, rows);
         packed::run_rows(self.kernels, self.quant, &first, &made, host_mut(&mut factor)?);
         let e = Epilogue { bias: gate.1, activation, factor: Some(&factor), residual: None };
-        let second = product(x, rows, gate.0, &e, out)?;
+        let second = product(x, rows, gate.0, &e, out, &self.cancel)?;
         if made.serve(second.weight, rows) {
             packed::run_rows(self.kernels, self.quant, &second, &made, host_mut(out)?);
         } else {
             packed::run(self.kernels, self.quant, &second, host_mut(out)?);
         }
         made.give_back();
-        Ok(())
+        self.cancel.check()
     }
 
     fn attention_scores(&self, q: Columns, k: Columns, s: &AttentionShape, scores: &mut Buffer) -> Result<()> {
@@ -261,8 +283,8 @@ impl GpuCompute for CpuCompute {
             view("the key", k, s.kv_heads, s)?,
             view("the value", v, s.kv_heads, s)?,
         );
-        attention::run(self.kernels, &shape, &segments, views, host_mut(out)?);
-        Ok(())
+        attention::run(self.kernels, &shape, &segments, views, host_mut(out)?, &self.cancel);
+        self.cancel.check()
     }
 
     fn norm(&self, x: &mut Buffer, slices: Slices, norm: Norm) -> Result<()> {
@@ -393,8 +415,8 @@ impl GpuCompute for CpuCompute {
         checks::attend(q, stores, s, out)?;
         let sequences = kv::sequences(stores, s)?;
         let q = View { data: host(q.buffer)?, first: q.first, stride: q.stride };
-        kv::attend(self.kernels, q, &sequences, s, host_mut(out)?);
-        Ok(())
+        kv::attend(self.kernels, q, &sequences, s, host_mut(out)?, &self.cancel);
+        self.cancel.check()
     }
 
     fn pool(

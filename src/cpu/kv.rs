@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::attention::View;
+use super::cancel::Cancel;
 use super::gemm::K_BLOCK;
 use super::memory::AlignedBuf;
 use super::packed::Output;
@@ -123,7 +124,14 @@ pub(super) fn sequences<'a>(stores: &[&'a KvStore], s: &StoredAttention) -> Resu
 }
 
 /// Causal attention of each sequence's new rows over its stored keys.
-pub(super) fn attend(kernels: &Kernels, q: View, sequences: &[Sequence], s: &StoredAttention, out: &mut [f32]) {
+pub(super) fn attend(
+    kernels: &Kernels,
+    q: View,
+    sequences: &[Sequence],
+    s: &StoredAttention,
+    out: &mut [f32],
+    cancel: &Cancel,
+) {
     let output = Output::new(out);
     let longest = sequences.iter().map(|s| s.len).max().unwrap_or(0);
     let positions: Vec<u32> = (0..longest as u32).collect();
@@ -149,6 +157,9 @@ pub(super) fn attend(kernels: &Kernels, q: View, sequences: &[Sequence], s: &Sto
         };
         SCORES.with_borrow_mut(|scores| {
             for first in (0..sequence.rows.len()).step_by(QUERY_BLOCK) {
+                if cancel.is_set() {
+                    return;
+                }
                 let rows = first..sequence.rows.len().min(first + QUERY_BLOCK);
                 // SAFETY: this task alone writes the columns of its heads in the rows of its sequence; `out` holds
                 // them, as the caller checks.

@@ -6,8 +6,10 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod blas;
+mod cancel;
 mod compute;
 mod dispatch;
+mod footprint;
 mod gemm;
 mod int8;
 mod kv;
@@ -25,14 +27,13 @@ mod scalar;
 mod scores;
 mod simd;
 mod table;
-mod threads;
 
 pub use blas::products;
 pub use compute::CpuCompute;
 pub use dispatch::{available, by_name, quant_available, quant_for, selected};
+pub(crate) use footprint::{Account, Footprint};
 pub use quant::QuantKernels;
 pub use table::{Finish, Kernels};
-pub use threads::{init_performance_threads, init_threads, physical_cores};
 
 /// Hints that the cache line at `p` will be read soon, to L2. Any address is allowed.
 #[inline(always)]

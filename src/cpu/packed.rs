@@ -5,6 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::blas::{self, Blas};
+use super::cancel::Cancel;
 use super::gemm::{Block, BlockFinish, HALF_ROWS, K_BLOCK, ROW_BLOCK};
 use super::int8::{self, Int8Matrix};
 use super::memory::AlignedBuf;
@@ -91,6 +92,30 @@ impl PackedMatrix {
             Ok(())
         };
         Ok(Self { n, k, data: Panels::Int8(Int8Matrix::new(n, k, read)?) })
+    }
+
+    /// Bytes of the buffers that [`new`](Self::new) fills for these tensors.
+    pub fn planned_bytes(parts: &[Tensor]) -> Result<Vec<usize>> {
+        let (n, k) = (parts.iter().map(|t| t.shape()[0]).sum::<usize>(), parts[0].shape()[1]);
+        let values = n.div_ceil(PANEL) * k * PANEL;
+        let blocks = n.div_ceil(PANEL) * (k / QBLOCK);
+        let quantised = |kind: QuantKind| vec![blocks * kind.block_bytes(), blocks * PANEL * 2];
+        let dtypes = parts.iter().map(Tensor::dtype).collect::<Result<Vec<_>>>()?;
+        Ok(match dtypes.iter().all(|d| *d == dtypes[0]).then_some(dtypes[0]) {
+            Some(Dtype::F16 | Dtype::BF16) => vec![values * 2],
+            Some(Dtype::Q8_0) => quantised(QuantKind::Q8),
+            Some(Dtype::Q4_0) => quantised(QuantKind::Q4),
+            _ => vec![values * 4],
+        })
+    }
+
+    /// Bytes that the activations of `rows` rows take when they are quantised; 0 where they are not.
+    pub fn quantised_activation_bytes(&self, rows: usize) -> usize {
+        match self.data {
+            Panels::Quant(_) => rows * self.k / QBLOCK * (QBLOCK + 8),
+            Panels::Int8(_) => rows * (int8::row_stride(self.k) + 8),
+            _ => 0,
+        }
     }
 
     /// From rows of quantised blocks, `k` values each.
@@ -214,6 +239,7 @@ pub(super) struct Product<'a> {
     pub factor: Option<&'a [f32]>,
     /// [rows, n], dense.
     pub residual: Option<&'a [f32]>,
+    pub cancel: &'a Cancel,
 }
 
 /// The output, shared by tasks that each write their own rows and columns.
@@ -334,6 +360,9 @@ unsafe fn part(kernels: &Kernels, p: &Product, rows: Range<usize>, panels: Range
     for k0 in (0..k.max(1)).step_by(K_BLOCK) {
         let depth = K_BLOCK.min(k - k0);
         for i in 0..blocks {
+            if p.cancel.is_set() {
+                return;
+            }
             let cut = |at: usize| rows.start + rows.len() * at / blocks;
             let (first, end) = (cut(i), cut(i + 1));
             let block = Block {

@@ -15,12 +15,14 @@ pub use text::Counted;
 pub use tokens::{TokenOptions, TokenVectors, max_sim};
 
 use crate::arch::HeadChoice;
+use crate::batch::BatchLimits;
 use crate::error::{InferError, Result};
 use crate::gpu::{GpuCompute, Precision, create_compute, create_compute_for};
 use crate::model::{BertModel, LoadOptions};
 use crate::modules::{ModelFolder, Module, Output, PoolingMode};
 use crate::pooling::Pooler;
 use crate::tokenizer::{TextTokenizer, Window};
+use crate::watchdog::Run;
 use text::{TextModel, each, values};
 use tokens::LateTokens;
 
@@ -68,11 +70,14 @@ pub struct EmbedOptions {
 /// let similarity = kin_infer::dot_product(&vectors[0], &vectors[1]);
 /// # Ok(()) }
 /// ```
+///
+/// A clone shares what was loaded.
+#[derive(Clone)]
 pub struct Embedder {
-    folder: ModelFolder,
+    folder: Arc<ModelFolder>,
     text: TextModel,
-    pooler: Pooler,
-    late: LateTokens,
+    pooler: Arc<Pooler>,
+    late: Arc<LateTokens>,
 }
 
 impl Embedder {
@@ -123,7 +128,22 @@ impl Embedder {
             TextModel::load(&folder.transformer_dir, compute, LoadOptions { head: HeadChoice::Vectors, precision })?;
         let pooler = Pooler::load(&folder.modules, text.model.spec().hidden_size, text.model.compute())?;
         let late = LateTokens::new(&folder, &text.tokenizer)?;
+        let (folder, pooler, late) = (Arc::new(folder), Arc::new(pooler), Arc::new(late));
         Ok(Self { folder, text, pooler, late })
+    }
+
+    /// The same model as part of a run: its calls tell the run where they are, and end with
+    /// [`Cancelled`](InferError::Cancelled) once it is cancelled. Cloning copies no weights, so a call can have a run of
+    /// its own: `model.clone().with_run(&run)`.
+    pub fn with_run(self, run: &Run) -> Self {
+        Self { text: self.text.with_run(run), ..self }
+    }
+
+    /// The same model with other limits of its batches than [`ResourcePlan::from_env`](crate::resource::ResourcePlan)
+    /// gave it.
+    pub fn with_limits(mut self, limits: BatchLimits) -> Self {
+        self.text.model = self.text.model.with_limits(limits);
+        self
     }
 
     /// The vectors of texts, in their order.

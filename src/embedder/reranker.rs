@@ -5,13 +5,16 @@ use std::sync::Arc;
 
 use super::text::{Counted, TextModel, each, values};
 use crate::arch::HeadChoice;
+use crate::batch::BatchLimits;
 use crate::error::{InferError, Result};
 use crate::gpu::{GpuCompute, Precision, create_compute};
 use crate::model::{BertModel, LoadOptions};
 use crate::modules::ModelFolder;
 use crate::tokenizer::{TextTokenizer, Window};
+use crate::watchdog::Run;
 
-/// A cross-encoder: scores a query against documents, or classifies texts.
+/// A cross-encoder: scores a query against documents, or classifies texts. A clone shares what was loaded.
+#[derive(Clone)]
 pub struct Reranker {
     text: TextModel,
 }
@@ -42,6 +45,17 @@ impl Reranker {
             });
         }
         Ok(Self { text })
+    }
+
+    /// As [`Embedder::with_run`](crate::Embedder::with_run).
+    pub fn with_run(self, run: &Run) -> Self {
+        Self { text: self.text.with_run(run) }
+    }
+
+    /// As [`Embedder::with_limits`](crate::Embedder::with_limits).
+    pub fn with_limits(mut self, limits: BatchLimits) -> Self {
+        self.text.model = self.text.model.with_limits(limits);
+        self
     }
 
     /// The raw scores, `[labels]`, of the query with each document. A pair too long for the window loses tokens from its

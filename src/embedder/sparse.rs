@@ -6,11 +6,13 @@ use std::sync::Arc;
 use super::text::{Counted, TextModel, each, values};
 use super::{Prompt, Role, prompt_text, role_prompt};
 use crate::arch::HeadChoice;
+use crate::batch::BatchLimits;
 use crate::error::{InferError, Result};
 use crate::gpu::{GpuCompute, Precision, create_compute};
 use crate::model::{BertModel, LoadOptions, SparsePooling};
 use crate::modules::{ModelFolder, Module};
 use crate::tokenizer::{TextTokenizer, Window};
+use crate::watchdog::Run;
 use crate::weights::Checkpoint;
 
 /// A vector most of whose values are zero: the others, with their places.
@@ -90,8 +92,11 @@ pub struct SparseOptions {
 /// let score = model.embed_query("how to bake")?.dot(&documents[0]);
 /// # Ok(()) }
 /// ```
+///
+/// A clone shares what was loaded.
+#[derive(Clone)]
 pub struct SparseEmbedder {
-    folder: ModelFolder,
+    folder: Arc<ModelFolder>,
     text: TextModel,
     pooling: SparsePooling,
 }
@@ -127,7 +132,19 @@ impl SparseEmbedder {
         let options = LoadOptions { head: HeadChoice::MaskedLm, precision };
         let text = TextModel::load(dir, compute, options).map_err(|e| explain(dir, e))?;
         let pooling = folder.modules.iter().find_map(|m| if let Module::Splade(p) = m { Some(*p) } else { None });
-        Ok(Self { folder, text, pooling: pooling.unwrap_or_default() })
+        let pooling = pooling.unwrap_or_default();
+        Ok(Self { folder: Arc::new(folder), text, pooling })
+    }
+
+    /// As [`Embedder::with_run`](crate::Embedder::with_run).
+    pub fn with_run(self, run: &Run) -> Self {
+        Self { text: self.text.with_run(run), ..self }
+    }
+
+    /// As [`Embedder::with_limits`](crate::Embedder::with_limits).
+    pub fn with_limits(mut self, limits: BatchLimits) -> Self {
+        self.text.model = self.text.model.with_limits(limits);
+        self
     }
 
     /// The vectors of texts, in their order.

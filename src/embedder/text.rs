@@ -11,6 +11,7 @@ use crate::error::{InferError, Result};
 use crate::gpu::GpuCompute;
 use crate::model::{BertModel, LoadOptions};
 use crate::tokenizer::{Encoding, TextTokenizer, Window, window};
+use crate::watchdog::{Phase, Run};
 
 /// What came of a text, and how much of the text it stands for.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,10 +36,11 @@ pub(super) fn values<T>(counted: Vec<Result<Counted<T>>>) -> Vec<Result<T>> {
     counted.into_iter().map(|result| result.map(|c| c.value)).collect()
 }
 
-/// Tokenizer, transformer and window of a folder.
+/// Tokenizer, transformer and window of a folder. A clone shares the tokenizer and the weights.
+#[derive(Clone)]
 pub(super) struct TextModel {
     pub model: BertModel,
-    pub tokenizer: TextTokenizer,
+    pub tokenizer: Arc<TextTokenizer>,
     pub window: Window,
 }
 
@@ -52,12 +54,17 @@ impl TextModel {
     /// Loads the transformer's folder.
     pub fn load(dir: &Path, compute: Arc<dyn GpuCompute>, options: LoadOptions) -> Result<Self> {
         let config = BertConfig::from_folder(dir)?;
-        let tokenizer = TextTokenizer::from_folder(dir)?;
+        let tokenizer = Arc::new(TextTokenizer::from_folder(dir)?);
         let limit = config.effective_max_seq_len();
         let found = window(dir, Some(limit))?;
         let window = found.unwrap_or(Window { limit, source: "config.json".to_string() });
         let model = BertModel::load_with_options(dir, config, compute, options)?;
         Ok(Self { model, tokenizer, window })
+    }
+
+    /// As part of a run.
+    pub fn with_run(self, run: &Run) -> Self {
+        Self { model: self.model.with_run(run), ..self }
     }
 
     /// Encodes `prompt` before each text to at most `limit` tokens. Whether a text was cut costs a second look at those
@@ -68,7 +75,19 @@ impl TextModel {
             let text = whole.as_deref().unwrap_or(text);
             reading(|limit| self.tokenizer.encode(text, limit), limit, counted)
         };
-        texts.par_iter().map(one).collect()
+        self.read_each(texts, one)
+    }
+
+    /// Calls `read` on each text, in parallel, until the run is cancelled.
+    pub fn read_each(
+        &self,
+        texts: &[&str],
+        read: impl Fn(&&str) -> Result<Reading> + Sync + Send,
+    ) -> Vec<Result<Reading>> {
+        let _span = tracing::debug_span!("tokenise", texts = texts.len()).entered();
+        let run = self.model.run_state();
+        run.enter(Phase::Tokenise);
+        texts.par_iter().map(|text| run.check().and_then(|()| read(text))).collect()
     }
 
     /// As [`read`](Self::read), for pairs of one query and each document.
@@ -76,7 +95,7 @@ impl TextModel {
         let one = |document: &&str| {
             reading(|limit| self.tokenizer.encode_pair(query, document, limit), self.window.limit, counted)
         };
-        documents.par_iter().map(one).collect()
+        self.read_each(documents, one)
     }
 
     /// How many tokens of each encoding are the prompt's. A prompt longer than the window is cut with the text; its last

@@ -210,7 +210,7 @@ impl Embedder {
             found.sequence.type_ids.insert(at, 0);
             Ok(found)
         };
-        texts.par_iter().map(one).collect()
+        self.text.read_each(texts, one)
     }
 
     /// The token vectors of one sequence: through the modules, filtered, normalised.

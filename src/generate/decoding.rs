@@ -8,7 +8,7 @@ use super::row::{Row, Slot};
 use super::sampling::SamplingParams;
 use super::tail::Tail;
 use crate::arch::HeadSpec;
-use crate::batch::{BATCH_TOKENS, plan};
+use crate::batch::plan;
 use crate::error::{InferError, Result};
 use crate::model::BertModel;
 use crate::tokenizer::TextTokenizer;
@@ -116,7 +116,7 @@ impl<'a> Decoding<'a> {
             }
         }
         let lengths: Vec<usize> = due.iter().map(|(_, due)| *due).collect();
-        for group in plan(&lengths, BATCH_TOKENS) {
+        for group in plan(&lengths, self.model.limits()) {
             let mut group: Vec<usize> = group.into_iter().map(|g| due[g].0).collect();
             group.sort_unstable();
             self.step(&group);

@@ -1,6 +1,8 @@
 //! The backend trait: primitives every backend has, and fused operations defined by their composition.
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::{
     Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuDeviceInfo, IndexBuffer, KvStore, Norm,
@@ -21,6 +23,13 @@ pub trait GpuCompute: Send + Sync {
     /// Whether results are the bits of docs/numerics.md; a second tier, such as a BLAS, comes only near them.
     fn is_exact(&self) -> bool {
         true
+    }
+
+    /// The same backend with a flag that its operations poll inside: once it is set they stop, and what would have been
+    /// unfinished is [`Cancelled`](crate::InferError::Cancelled). The flag is never reset. None where nothing is polled.
+    fn cancellable(&self, flag: &Arc<AtomicBool>) -> Option<Arc<dyn GpuCompute>> {
+        let _ = flag;
+        None
     }
 
     /// A buffer of `len` values, unspecified until written.

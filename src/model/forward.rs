@@ -10,6 +10,7 @@ use crate::gpu::{
     Activation, AttentionShape, Buffer, Columns, Epilogue, IndexBuffer, KeyWindow, KvStore, Rope, ScoreBias, Slices,
     StoredAttention,
 };
+use crate::watchdog::Phase;
 
 /// Sees named intermediates as they are computed: `embeddings` (what enters the first layer), and for each layer l
 /// `layer.l.attn_context` (what enters attention's output projection), `layer.l.attn_norm` (what enters the
@@ -49,6 +50,8 @@ impl BertModel {
         mut stores: Option<&mut Stores>,
         mut observer: Option<&mut Observer>,
     ) -> Result<Buffer> {
+        self.run.enter_item(Phase::Forward, batch.item, None);
+        self.run.check()?;
         let compute = self.compute();
         let rotations = self.weights.positions.rotations().iter();
         let angles = rotations.map(|r| r.angles(compute, batch)).collect::<Result<_>>()?;
@@ -57,6 +60,9 @@ impl BertModel {
         show(&mut observer, || "embeddings".to_string(), &x)?;
         let first = if self.weights.convolution.is_some() { Some(self.copy(&x)?) } else { None };
         for (l, spec) in self.spec.layers.iter().enumerate() {
+            let _span = tracing::trace_span!("layer", l).entered();
+            self.run.enter_item(Phase::Forward, batch.item, Some(l));
+            self.run.check()?;
             x = self.layer(&pass, spec, l, x, &mut stores, &mut observer)?;
             if let Some(embedded) = first.as_ref().filter(|_| l == 0) {
                 self.convolve(&pass, embedded, &mut x)?;

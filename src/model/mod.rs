@@ -8,30 +8,36 @@ mod weights;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 pub use forward::Observer;
 pub use head::SparsePooling;
 
 use crate::arch::{HeadChoice, HeadSpec, LoadReport, ModelSpec, complete, describe_with};
-use crate::batch::{BATCH_TOKENS, PackedBatch, Sequence, plan};
+use crate::batch::{BatchLimits, PackedBatch, Sequence, plan};
 use crate::config::BertConfig;
-use crate::cpu::CpuCompute;
+use crate::cpu::{Account, CpuCompute, Footprint};
 use crate::error::{InferError, Result};
 use crate::fork;
 use crate::gpu::{Buffer, GpuBackend, GpuCompute, KvStore, PoolingMode, Precision, create_compute};
 use crate::pooling::{Pooler, Step};
+use crate::resource::{ResourcePlan, process_memory};
+use crate::watchdog::{Phase, Run};
 use crate::weights::Checkpoint;
 use rayon::prelude::*;
 use weights::Weights;
 
-/// A loaded model of any family; the name is history.
+/// A loaded model of any family; the name is history. A clone shares the weights.
+#[derive(Clone)]
 pub struct BertModel {
-    config: BertConfig,
-    spec: ModelSpec,
-    weights: Weights,
-    report: LoadReport,
+    config: Arc<BertConfig>,
+    spec: Arc<ModelSpec>,
+    weights: Arc<Weights>,
+    report: Arc<LoadReport>,
     precision: Precision,
     compute: Arc<dyn GpuCompute>,
+    limits: BatchLimits,
+    run: Run,
 }
 
 /// How a model is loaded.
@@ -100,6 +106,8 @@ impl BertModel {
         let LoadOptions { head, precision } = options;
         // A configuration that is refused needs no checkpoint to say so.
         describe_with(&config, head)?;
+        let _span = tracing::debug_span!("load", folder = %folder.display()).entered();
+        let plan = ResourcePlan::from_env()?.embedding;
         let checkpoint = Checkpoint::open(folder)?;
         complete(&mut config, &checkpoint)?;
         let (spec, table) = describe_with(&config, head)?;
@@ -107,8 +115,62 @@ impl BertModel {
         let weights = rayon::scope(|_| Weights::load(&spec, &tensors, &*compute, precision))?;
         // The packed copies are what is computed with; pages of the file that are needed again are read again.
         checkpoint.release_pages();
-        tracing::debug!(family = spec.family, layers = spec.layers.len(), bytes = tensors.report.bytes, "model loaded");
-        Ok(Self { config, spec, weights, report: tensors.report, precision, compute })
+        let peak = || process_memory().peak;
+        let bytes = tensors.report.bytes;
+        tracing::debug!(family = spec.family, layers = spec.layers.len(), bytes, peak = peak(), "model loaded");
+        let mut model = Self {
+            config: Arc::new(config),
+            spec: Arc::new(spec),
+            weights: Arc::new(weights),
+            report: Arc::new(tensors.report),
+            precision,
+            compute,
+            limits: plan.limits(),
+            run: Run::new(),
+        };
+        if model.backend() == GpuBackend::Cpu {
+            model.limits = plan.within_memory(process_memory().resident.unwrap_or(0), &model)?.limits();
+        }
+        Ok(model)
+    }
+
+    /// The memory that a forward pass of one sequence takes, from a pass that computes nothing.
+    pub(crate) fn dry_run(&self, tokens: usize) -> Result<Account> {
+        let footprint = Arc::new(Footprint::over(Arc::clone(&self.compute)));
+        self.run_on(footprint.clone(), tokens)?;
+        Ok(footprint.account())
+    }
+
+    /// A forward pass of one sequence on another backend, for what it does there.
+    pub(crate) fn run_on(&self, compute: Arc<dyn GpuCompute>, tokens: usize) -> Result<()> {
+        let model = Self { compute, run: Run::new(), ..self.clone() };
+        let sequence = Sequence::new(vec![0; tokens]);
+        let pass = || model.hidden(&PackedBatch::new(std::iter::once(&sequence)), None).map(drop);
+        // Nobody's work: it shows no spans.
+        tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::new(), pass)
+    }
+
+    /// The same model with other limits of its batches than [`ResourcePlan::from_env`] gave it.
+    pub fn with_limits(self, limits: BatchLimits) -> Self {
+        Self { limits, ..self }
+    }
+
+    /// The same model as part of a run: calls tell the run where they are, and end with
+    /// [`Cancelled`](InferError::Cancelled) once it is cancelled, at the next layer or, where the backend polls too, the
+    /// next tile. `model.clone().with_run(&run)` cancels one call and leaves others alone.
+    pub fn with_run(self, run: &Run) -> Self {
+        let compute = self.compute.cancellable(&run.cancel_flag()).unwrap_or(self.compute);
+        Self { compute, run: run.clone(), ..self }
+    }
+
+    /// What batches go by.
+    pub fn limits(&self) -> &BatchLimits {
+        &self.limits
+    }
+
+    /// The run that calls tell where they are.
+    pub(crate) fn run_state(&self) -> &Run {
+        &self.run
     }
 
     /// The backend that computes.
@@ -252,7 +314,7 @@ impl BertModel {
         sequences.iter().enumerate().try_for_each(|(i, s)| s.check(i, &self.spec))?;
         let mut batch = PackedBatch::new(sequences.iter());
         batch.lengths = lengths.to_vec();
-        fork::team(|| {
+        fork::team(in_span(|| {
             let hidden = self.run_layers(&batch, Some(stores), None)?;
             if !score {
                 return Ok(Vec::new());
@@ -262,7 +324,7 @@ impl BertModel {
             self.compute.pool(&hidden, width, &batch.segments, 0, PoolingMode::LastToken, (&mut last, 0, width))?;
             let scores = self.head()?.token_scores(&*self.compute, &self.spec, &last, rows)?;
             self.read(&scores, &vec![self.spec.embedding.vocab_size; rows])
-        })
+        }))
     }
 
     /// The sparse vector of each sequence (SPLADE), `[vocab_size]`: for each vocabulary entry the largest
@@ -294,23 +356,52 @@ impl BertModel {
             sequences.iter().enumerate().map(|(i, s)| s.check(i, &self.spec).err().map(Err)).collect();
         let good: Vec<usize> = (0..sequences.len()).filter(|&i| results[i].is_none()).collect();
         let lengths: Vec<usize> = good.iter().map(|&i| sequences[i].ids.len()).collect();
-        let batches = plan(&lengths, BATCH_TOKENS);
-        let items = |batch: Vec<usize>| batch.into_iter().map(|i| good[i]).collect::<Vec<_>>();
-        let run = |batch| self.run_items(sequences, &items(batch), finish);
-        // Whole batches side by side need no joint between operations; a single one is split inside each.
-        let in_batches: Vec<Vec<(usize, Result<Vec<f32>>)>> = match batches.len() {
-            1 => fork::team(|| batches.into_iter().map(run).collect()),
-            _ => rayon::scope(|_| batches.into_par_iter().map(run).collect()),
-        };
-        for (item, result) in in_batches.into_iter().flatten() {
+        self.run.enter(Phase::Plan);
+        let batches: Vec<Vec<usize>> = plan(&lengths, &self.limits)
+            .into_iter()
+            .map(|batch| batch.into_iter().map(|i| good[i]).collect())
+            .collect();
+        for (item, result) in self.run_batches(sequences, &batches, finish) {
             results[item] = Some(result);
         }
         let unplanned = |i| Err(InferError::input(i, "no batch held it"));
         results.into_iter().enumerate().map(|(i, r)| r.unwrap_or_else(|| unplanned(i))).collect()
     }
 
+    /// Runs batches in about their order: side by side, but one that is over the limits, a long sequence, alone with
+    /// all threads in it.
+    fn run_batches(&self, sequences: &[Sequence], batches: &[Vec<usize>], finish: &Finish) -> Vec<Row> {
+        let tokens = |batch: &Vec<usize>| batch.iter().map(|&i| sequences[i].ids.len()).sum::<usize>();
+        let alone = |batch: &Vec<usize>| tokens(batch) > self.limits.tokens;
+        let groups = batches.chunk_by(|a, b| !alone(a) && !alone(b));
+        let run = || groups.flat_map(|group| self.run_group(sequences, group, finish)).collect();
+        // Whole batches side by side need no joint between operations; a single one is split inside each.
+        match batches.len() {
+            1 => fork::team(in_span(run)),
+            _ => rayon::scope(|_| in_span(run)()),
+        }
+    }
+
+    /// Runs batches side by side: each worker takes the next one that nobody has. So no more batches hold activations at
+    /// once than there are workers, however threads help each other.
+    fn run_group(&self, sequences: &[Sequence], batches: &[Vec<usize>], finish: &Finish) -> Vec<Row> {
+        let next = AtomicUsize::new(0);
+        let span = tracing::Span::current();
+        let worker = |_| {
+            let _span = span.enter();
+            let mut done = Vec::new();
+            while let Some(items) = batches.get(next.fetch_add(1, Ordering::Relaxed)) {
+                done.extend(self.run_items(sequences, items, finish));
+            }
+            done
+        };
+        let workers = self.limits.workers.min(rayon::current_num_threads()).min(batches.len()).max(1);
+        let rows: Vec<Vec<Row>> = (0..workers).into_par_iter().with_max_len(1).map(worker).collect();
+        rows.into_iter().flatten().collect()
+    }
+
     /// The results of one batch; what the batch as a whole cannot have, each of its items alone may.
-    fn run_items(&self, sequences: &[Sequence], items: &[usize], finish: &Finish) -> Vec<(usize, Result<Vec<f32>>)> {
+    fn run_items(&self, sequences: &[Sequence], items: &[usize], finish: &Finish) -> Vec<Row> {
         let done = |item: usize, row: Result<Vec<f32>>| {
             let row = row.and_then(|row| self.finite(&sequences[item], row));
             (item, row.map_err(|e| e.with_item(item)))
@@ -318,13 +409,49 @@ impl BertModel {
         match self.run_batch(sequences, items, finish) {
             Ok(rows) => items.iter().zip(rows).map(|(item, row)| done(*item, Ok(row))).collect(),
             Err(e) if items.len() == 1 => vec![done(items[0], Err(e))],
+            Err(e) if self.shared(&e).is_some() => {
+                items.iter().filter_map(|item| Some(done(*item, Err(self.shared(&e)?)))).collect()
+            }
             Err(_) => items.iter().flat_map(|item| self.run_items(sequences, &[*item], finish)).collect(),
         }
     }
 
+    /// The error of each item of a batch, where each alone would not be tried.
+    fn shared(&self, error: &InferError) -> Option<InferError> {
+        match error {
+            InferError::Cancelled => Some(InferError::Cancelled),
+            InferError::OutOfMemory { what, bytes } if !self.limits.retry => {
+                Some(InferError::OutOfMemory { what: what.clone(), bytes: *bytes })
+            }
+            _ => None,
+        }
+    }
+
     fn run_batch(&self, sequences: &[Sequence], items: &[usize], finish: &Finish) -> Result<Vec<Vec<f32>>> {
-        let batch = PackedBatch::new(items.iter().map(|&i| &sequences[i]));
-        finish(&batch, &self.hidden(&batch, None)?)
+        let mut batch = PackedBatch::new(items.iter().map(|&i| &sequences[i]));
+        batch.item = items.iter().copied().min().unwrap_or(0);
+        self.check_room(batch.ids.len())?;
+        let (texts, tokens, area) = (items.len(), batch.ids.len(), batch.area());
+        let span = tracing::debug_span!("forward", texts, tokens, area, peak = tracing::field::Empty).entered();
+        let hidden = self.hidden(&batch, None)?;
+        self.run.enter_item(Phase::Pool, batch.item, None);
+        let rows = tracing::debug_span!("pool").in_scope(|| finish(&batch, &hidden))?;
+        if !span.is_disabled() {
+            span.record("peak", process_memory().peak);
+        }
+        Ok(rows)
+    }
+
+    /// Whether the activations of a batch longer than the limit fit what the plan leaves them.
+    fn check_room(&self, tokens: usize) -> Result<()> {
+        let Some(room) = self.limits.room.filter(|_| tokens > self.limits.tokens) else { return Ok(()) };
+        let need = self.dry_run(tokens)?;
+        let bytes = need.activations + need.scratch;
+        if bytes <= room {
+            return Ok(());
+        }
+        let what = format!("a text of {tokens} tokens, for which the plan leaves {room} bytes (kin-infer plan),");
+        Err(InferError::OutOfMemory { what, bytes })
     }
 
     fn head(&self) -> Result<&head::Head> {
@@ -369,6 +496,9 @@ impl BertModel {
     }
 }
 
+/// An item's index in the call, and what came of it.
+type Row = (usize, Result<Vec<f32>>);
+
 /// Turns the token vectors of a batch into one row of values a sequence.
 type Finish<'a> = dyn Fn(&PackedBatch, &Buffer) -> Result<Vec<Vec<f32>>> + Sync + 'a;
 
@@ -381,4 +511,10 @@ fn masked_rows(ids: &[Vec<u32>], masks: &[Vec<u32>], types: Option<&[Vec<u32>]>)
     }
     let row = |i: usize| Sequence::from_masked(i, &ids[i], &masks[i], types.map(|t| t[i].as_slice()));
     (0..ids.len()).map(row).collect()
+}
+
+/// `f` in the caller's tracing span, whichever thread runs it.
+fn in_span<T>(f: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    let span = tracing::Span::current();
+    move || span.in_scope(f)
 }

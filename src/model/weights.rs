@@ -5,6 +5,7 @@ use super::positions::Positions;
 use crate::arch::{ModelSpec, ScorePositions, Tensors};
 use crate::error::{InferError, Result};
 use crate::gpu::{Activation, Buffer, Epilogue, GpuCompute, Norm, NormKind, Precision, Table, Weight};
+use crate::weights::Tensor;
 
 pub(super) struct Weights {
     pub word: Table,
@@ -119,6 +120,8 @@ impl Loader<'_> {
     fn linear_as(&mut self, names: &[String], precision: Precision) -> Result<Linear> {
         let parts = names.iter().map(|n| self.tensors.get(&format!("{n}.weight"))).collect::<Result<Vec<_>>>()?;
         let weight = self.compute.prepare_weight_as(&parts, precision)?;
+        // The packed copy is what is computed with: the file's pages of one matrix at a time are enough.
+        parts.iter().for_each(Tensor::release_pages);
         self.bytes += weight.bytes();
         let biases: Vec<String> = names.iter().map(|n| format!("{n}.bias")).collect();
         if !biases.iter().any(|b| self.tensors.has(b)) {

@@ -1,6 +1,7 @@
 //! A file mapped into memory, read-only.
 
 use std::fs::{self, File};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -43,13 +44,22 @@ impl Mapping {
 
     /// Lets the system drop the mapped pages; the next access reads the file again.
     pub(super) fn release_pages(&self) {
+        self.release_range(0..self.map.len());
+    }
+
+    /// As [`release_pages`](Self::release_pages), for the pages that hold these bytes.
+    pub(super) fn release_range(&self, bytes: Range<usize>) {
         #[cfg(unix)]
         {
-            // SAFETY: the mapping is backed by the file and was never written, so a dropped page comes back with the
-            // same bytes, and slices that borrow from the mapping stay valid.
-            let outcome = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+            let range = (bytes.start.min(self.map.len()), bytes.end.min(self.map.len()).saturating_sub(bytes.start));
+            // SAFETY: the range lies in the mapping, which is backed by the file and was never written, so a dropped page
+            // comes back with the same bytes, and slices that borrow from the mapping stay valid.
+            let outcome =
+                unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.0, range.1) };
             // A hint: where the system declines it, the pages stay and nothing else changes.
             drop(outcome);
         }
+        #[cfg(not(unix))]
+        let _ = bytes;
     }
 }

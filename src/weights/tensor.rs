@@ -81,6 +81,14 @@ impl Tensor {
         &self.copy.as_deref().unwrap_or(self.mapping.bytes())[self.entry.range.clone()]
     }
 
+    /// Tells the system that the mapped pages under this tensor can be dropped from memory, once its values were copied
+    /// elsewhere; see [`Checkpoint::release_pages`](super::Checkpoint::release_pages).
+    pub fn release_pages(&self) {
+        if self.copy.is_none() {
+            self.mapping.release_range(self.entry.range.clone());
+        }
+    }
+
     /// The `rows` of the outermost dimension, without a copy.
     ///
     /// # Errors

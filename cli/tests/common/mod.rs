@@ -38,7 +38,7 @@ pub fn copy_folder(from: &Path, to: &Path) {
 /// The binary, without the caller's own settings.
 pub fn kin_infer() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_kin-infer"));
-    for name in ["KIN_INFER_CPU_ISA", "KIN_INFER_FORCE_CPU", "HF_HOME", "HF_HUB_CACHE"] {
+    for name in ["KIN_INFER_CPU_ISA", "KIN_INFER_FORCE_CPU", "KIN_RESOURCE_PROFILE", "HF_HOME", "HF_HUB_CACHE"] {
         command.env_remove(name);
     }
     command.stdin(Stdio::null());

@@ -121,12 +121,18 @@ thread_local! {
 /// Values a task quantises at least.
 const MIN_VALUES: usize = 65_536;
 
+/// Bytes from one quantised row of `k` values to the next: an odd number of cache lines, so that neighbouring rows do not
+/// meet in a cache set.
+pub(super) fn row_stride(k: usize) -> usize {
+    const LINE: usize = 64;
+    (k.div_ceil(LINE) | 1) * LINE
+}
+
 impl Activations {
     /// Quantises `rows` rows of `k` values, in a buffer that [`give_back`](Self::give_back) keeps for the next.
     pub fn new(kernels: &QuantKernels, x: &[f32], rows: usize, k: usize) -> Self {
-        const LINE: usize = 64;
         let mut a = SPARE.take();
-        (a.k, a.stride) = (k, (k.div_ceil(LINE) | 1) * LINE);
+        (a.k, a.stride) = (k, row_stride(k));
         a.values.resize(rows * a.stride, 0);
         a.scales.resize(rows, 0.0);
         a.starts.resize(rows, 0);

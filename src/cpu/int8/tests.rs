@@ -1,5 +1,6 @@
 //! Every set of integer kernels by name against a plain definition, bit for bit.
 
+use super::super::cancel::Cancel;
 use super::super::packed::{self, PackedMatrix, Product};
 use super::super::{available, quant_available};
 use super::kernel::MAX_K;
@@ -76,7 +77,16 @@ fn check(what: &str, x: &[f32], w: &[f32], (rows, n, k): (usize, usize, usize)) 
     let expected = plain(x, w, n, k);
     for quant in quant_available() {
         let (bias, factor, residual) = (None, None, None);
-        let p = Product { rows, a: x, weight: &weight, bias, activation: Activation::Identity, factor, residual };
+        let p = Product {
+            rows,
+            a: x,
+            weight: &weight,
+            bias,
+            activation: Activation::Identity,
+            factor,
+            residual,
+            cancel: &Cancel::default(),
+        };
         let mut c = vec![7.0; rows * n];
         packed::run(available()[0], quant, &p, &mut c);
         let at = bits(&c).iter().zip(bits(&expected)).position(|(a, b)| *a != b);
@@ -204,6 +214,7 @@ fn rows_are_the_same_in_any_company() {
                     activation: Activation::Relu,
                     factor: Some(&factor[part.clone()]),
                     residual: Some(&residual[part.clone()]),
+                    cancel: &Cancel::default(),
                 };
                 let mut c = vec![f32::NAN; count * n];
                 pool.install(|| packed::run(available()[0], quant, &p, &mut c));

@@ -146,6 +146,9 @@ pub(super) unsafe fn part(
     for start in (0..w.row_blocks).step_by(CHAIN_BLOCKS) {
         let blocks = CHAIN_BLOCKS.min(w.row_blocks - start);
         for first in rows.clone().step_by(ROW_BLOCK) {
+            if p.cancel.is_set() {
+                return;
+            }
             let count = ROW_BLOCK.min(rows.end - first);
             let at = first * w.row_blocks + start;
             let block = QuantBlock {

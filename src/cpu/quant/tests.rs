@@ -1,5 +1,6 @@
 //! Every set of integer kernels by name against a plain definition, bit for bit.
 
+use super::super::cancel::Cancel;
 use super::super::packed::{self, PackedMatrix, Product};
 use super::super::{available, quant_available};
 use super::kernel::{QBLOCK, QuantKind};
@@ -79,8 +80,8 @@ fn found(kind: QuantKind, x: &[f32], (rows, n, k): (usize, usize, usize), bytes:
     let stored = bytes.len() / n;
     let weight = PackedMatrix::quantised(kind, n, k, |i| &bytes[i * stored..][..stored]).unwrap();
     let quant = quant_available().into_iter().find(|q| q.name() == name).unwrap();
-    let (bias, factor, residual) = (None, None, None);
-    let p = Product { rows, a: x, weight: &weight, bias, activation: Activation::Identity, factor, residual };
+    let (bias, factor, residual, cancel) = (None, None, None, &Cancel::default());
+    let p = Product { rows, a: x, weight: &weight, bias, activation: Activation::Identity, factor, residual, cancel };
     let mut c = vec![f32::NAN; rows * n];
     packed::run(available()[0], quant, &p, &mut c);
     c
@@ -147,6 +148,7 @@ fn speed() {
                 activation: Activation::Identity,
                 factor: None,
                 residual: None,
+                cancel: &Cancel::default(),
             };
             let mut c = vec![0.0; rows * n];
             for quant in quant_available() {

@@ -1,6 +1,11 @@
 //! From sequences to packed batches: the boundary at which ids, masks and lengths are checked.
 
+mod plan;
+
 use std::borrow::Cow;
+
+pub use plan::BatchLimits;
+pub(crate) use plan::plan;
 
 use crate::arch::{ModelSpec, Numbering};
 use crate::error::{InferError, Result};
@@ -93,13 +98,21 @@ pub(crate) struct PackedBatch {
     /// The length of each sequence by which its rotation goes: one past its last position, or more where it goes on
     /// beyond this batch.
     pub lengths: Vec<usize>,
+    /// The call's index of its first item, for reports.
+    pub item: usize,
 }
 
 impl PackedBatch {
     pub fn new<'a>(sequences: impl Iterator<Item = &'a Sequence> + Clone) -> Self {
         let segments = Segments::from_lengths(sequences.clone().map(|s| s.ids.len()));
-        let mut batch =
-            Self { ids: Vec::new(), type_ids: Vec::new(), positions: Vec::new(), segments, lengths: Vec::new() };
+        let mut batch = Self {
+            ids: Vec::new(),
+            type_ids: Vec::new(),
+            positions: Vec::new(),
+            segments,
+            lengths: Vec::new(),
+            item: 0,
+        };
         for s in sequences {
             let len = s.ids.len();
             batch.ids.extend_from_slice(&s.ids);
@@ -112,6 +125,11 @@ impl PackedBatch {
             batch.lengths.push(batch.positions.last().map_or(0, |p| *p as usize + 1));
         }
         batch
+    }
+
+    /// The sum of the squared lengths: what attention costs.
+    pub fn area(&self) -> usize {
+        self.segments.iter().map(|segment| segment.len() * segment.len()).sum()
     }
 
     /// The row of the position table that each token takes.
@@ -128,39 +146,9 @@ impl PackedBatch {
     }
 }
 
-/// Tokens of a batch beyond which nothing is won: its activations then leave the caches.
-pub(crate) const BATCH_TOKENS: usize = 1024;
-
-/// Groups items by length into batches of at most `budget` tokens (one longer item is a batch of its own).
-pub(crate) fn plan(lengths: &[usize], budget: usize) -> Vec<Vec<usize>> {
-    let mut order: Vec<usize> = (0..lengths.len()).collect();
-    order.sort_by_key(|&i| std::cmp::Reverse(lengths[i]));
-    let mut batches: Vec<Vec<usize>> = Vec::new();
-    let mut room = 0;
-    for i in order {
-        match batches.last_mut().filter(|_| lengths[i] <= room) {
-            Some(batch) => batch.push(i),
-            None => {
-                batches.push(vec![i]);
-                room = budget.max(lengths[i]);
-            }
-        }
-        room -= lengths[i];
-    }
-    batches
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn plan_fills_batches_and_keeps_every_item_once() {
-        let lengths = [5, 2000, 1, 512, 512, 3];
-        let batches = plan(&lengths, 1024);
-        assert_eq!(batches, vec![vec![1], vec![3, 4], vec![0, 5, 2]]);
-        assert!(plan(&[], 1024).is_empty());
-    }
 
     #[test]
     fn padding_ids_are_not_counted() {
