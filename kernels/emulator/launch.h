@@ -200,7 +200,7 @@ EMU_QUIET static void make_fibers(uint count) {
     }
 }
 
-static void run_fiber(Fiber& f) {
+EMU_QUIET static void run_fiber(Fiber& f) {
     current = &f;
 #ifdef EMU_TSAN
     __tsan_switch_to_fiber(f.tsan, 1);
@@ -209,7 +209,7 @@ static void run_fiber(Fiber& f) {
 }
 
 // Whether a SIMD group whose lanes have all run is at an exchange, and goes on; else it is blocked.
-static bool goes_on(uint group_index, uint lanes) {
+EMU_QUIET static bool goes_on(uint group_index, uint lanes) {
     Meeting& m = scheduler.meetings[group_index];
     if (m.elsewhere) diverged("lanes of a SIMD group are at different places");
     const bool exchange = m.waiting[EXCHANGE] == lanes;
@@ -220,7 +220,7 @@ static bool goes_on(uint group_index, uint lanes) {
 
 // Runs the threads to the next barrier, or to their ends. seed: 0 SIMD groups one by one, lanes in ascending order; 1 both
 // in descending order; else all threads in a shuffled order, SIMD groups side by side through their exchanges.
-static void run_to_barrier(uint count, uint seed) {
+EMU_QUIET static void run_to_barrier(uint count, uint seed) {
     const uint groups = (count + 31) / 32;
     for (uint g = 0; g < groups; g++) scheduler.meetings[g] = {};
     if (seed > 1) {
@@ -281,7 +281,7 @@ EMU_QUIET static void run_group(uint3 threads, uint seed) {
 #endif
 }
 
-static void run_each(uint3 threads, uint order) {
+EMU_QUIET static void run_each(uint3 threads, uint order) {
     Fiber thread{};
     current = &thread;
     const uint count = threads.x * threads.y * threads.z;

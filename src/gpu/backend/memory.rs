@@ -26,7 +26,8 @@ pub(super) struct Pooled {
 /// memory, and less than a fifth of it is unused.
 fn class(bytes: usize) -> usize {
     let bytes = bytes.max(GRAIN);
-    let step = (bytes.next_power_of_two() / 8).max(GRAIN);
+    let Some(power) = bytes.checked_next_power_of_two() else { return bytes };
+    let step = (power / 8).max(GRAIN);
     bytes.checked_next_multiple_of(step).unwrap_or(bytes)
 }
 
