@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::durable::Conflict;
+
 /// Result of the library's fallible functions.
 pub type Result<T> = std::result::Result<T, InferError>;
 
@@ -67,6 +69,14 @@ pub enum InferError {
     /// An argument of the call contradicts the model or another argument.
     #[error("{0}")]
     InvalidArgument(String),
+    /// An output that a durable run cannot begin, or go on with.
+    #[error("{}: {conflict}", target.display())]
+    RunConflict {
+        /// The output.
+        target: PathBuf,
+        /// What stands against it.
+        conflict: Conflict,
+    },
     /// Memory could not be had. A smaller batch or a shorter text needs less.
     #[error("out of memory: {what} needs {bytes} bytes; use a smaller batch or shorter texts")]
     OutOfMemory {

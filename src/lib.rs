@@ -18,6 +18,7 @@
 //! - [`Embedder`]: texts to vectors; [`Reranker`]: pairs of texts to scores.
 //! - [`BertModel`]: any loaded model, from token ids to vectors.
 //! - [`gpu::create_compute`]: the best backend of this build on this machine; the CPU is always there.
+//! - [`durable`]: output files of a long run that a kill at any moment leaves fit to go on with.
 //! - [`fingerprint()`]: one hash of a model's outputs, equal on every machine.
 //!
 //! Threads come from the rayon pool that is current at the call; [`init_performance_threads`] makes the process-wide
@@ -30,6 +31,7 @@ pub mod config;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda_backend;
+pub mod durable;
 pub mod embedder;
 pub mod env;
 pub mod error;
