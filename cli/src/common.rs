@@ -1,6 +1,5 @@
 //! Options that several commands share, and the talk on stderr.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,6 +11,7 @@ use kin_infer::resource::ResourcePlan;
 use kin_infer::{BertConfig, BertModel, LoadOptions};
 
 use crate::failure::{Failure, Result};
+pub use crate::talk::tell;
 
 #[derive(clap::Args)]
 pub struct Model {
@@ -199,9 +199,4 @@ impl Compute {
             tell(text);
         }
     }
-}
-
-/// A line on stderr. That nobody listens is no reason to fail.
-pub fn tell(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
 }

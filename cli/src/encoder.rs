@@ -7,6 +7,7 @@ use kin_infer::embedder::{Counted, Role, SparseEmbedder, SparseOptions, SparseVe
 use kin_infer::gpu::GpuCompute;
 use kin_infer::modules::{ModelFolder, Output};
 use kin_infer::tokenizer::{TextTokenizer, Window};
+use kin_infer::watchdog::Run;
 use kin_infer::{EmbedOptions, Embedder, Precision, Prompt};
 
 use crate::common::Pooling;
@@ -37,12 +38,14 @@ pub struct Plan {
     folder: ModelFolder,
 }
 
-/// A loaded model.
+/// A loaded model. A clone shares what was loaded.
+#[derive(Clone)]
 pub struct Encoder {
     model: Model,
     kind: Kind,
 }
 
+#[derive(Clone)]
 enum Model {
     Dense(Embedder),
     Sparse(SparseEmbedder),
@@ -53,6 +56,26 @@ pub enum Encoded {
     Vector(Vec<f32>),
     Tokens(TokenVectors),
     Sparse(SparseVector),
+}
+
+impl Encoded {
+    /// The values of the vector or vectors, one after the other.
+    pub fn floats(&self) -> &[f32] {
+        match self {
+            Self::Vector(values) => values,
+            Self::Tokens(tokens) => &tokens.vectors,
+            Self::Sparse(vector) => &vector.values,
+        }
+    }
+
+    /// What the values belong to: ids of tokens, indices of a sparse vector.
+    pub fn numbers(&self) -> &[u32] {
+        match self {
+            Self::Vector(_) => &[],
+            Self::Tokens(tokens) => &tokens.ids,
+            Self::Sparse(vector) => &vector.indices,
+        }
+    }
 }
 
 /// How texts are encoded. Options that a kind of output does not know are refused before.
@@ -98,6 +121,15 @@ impl Plan {
 }
 
 impl Encoder {
+    /// As part of a run: tells it where it is, and ends when it is cancelled.
+    pub fn with_run(self, run: &Run) -> Self {
+        let model = match self.model {
+            Model::Dense(model) => Model::Dense(model.with_run(run)),
+            Model::Sparse(model) => Model::Sparse(model.with_run(run)),
+        };
+        Self { model, ..self }
+    }
+
     /// What each text becomes, or why it does not.
     pub fn encode(&self, texts: &[&str], request: &Request) -> Result<Found<Encoded>> {
         let Request { prompt, role, dimensions, normalize, top } = request.clone();
@@ -189,13 +221,40 @@ impl Encoder {
         }
     }
 
-    /// A vocabulary entry as text.
-    pub fn term(&self, id: u32) -> String {
-        let tokenizer: &TextTokenizer = match &self.model {
+    /// What is put before each text.
+    pub fn prompt(&self, request: &Request) -> String {
+        let folder = self.folder();
+        let named = |name: &String| folder.prompts.get(name).cloned().unwrap_or_default();
+        match &request.prompt {
+            Prompt::None => String::new(),
+            Prompt::Text(text) => text.clone(),
+            Prompt::Named(name) => named(name),
+            Prompt::Default => folder.default_prompt_name.as_ref().map(named).unwrap_or_default(),
+        }
+    }
+
+    /// How many tokens each text has for the model, prompt and special tokens included, were there no window. What
+    /// cannot be encoded counts as 0.
+    pub fn lengths(&self, texts: &[&str], request: &Request) -> Vec<usize> {
+        let prompt = self.prompt(request);
+        let texts: Vec<String> = texts.iter().map(|text| format!("{prompt}{text}")).collect();
+        let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+        // A folder for late interaction may mark what is a query and what a document by one token more.
+        let mark = usize::from(self.is_late());
+        let found = self.tokenizer().encode_batch(&texts, usize::MAX);
+        found.into_iter().map(|encoding| encoding.map_or(0, |e| e.ids.len() + mark)).collect()
+    }
+
+    fn tokenizer(&self) -> &TextTokenizer {
+        match &self.model {
             Model::Dense(model) => model.tokenizer(),
             Model::Sparse(model) => model.tokenizer(),
-        };
-        tokenizer.token(id).unwrap_or_default()
+        }
+    }
+
+    /// A vocabulary entry as text.
+    pub fn term(&self, id: u32) -> String {
+        self.tokenizer().token(id).unwrap_or_default()
     }
 
     /// What was assumed because the folder does not say it.

@@ -6,8 +6,9 @@ use kin_infer::arch::HeadSpec;
 use kin_infer::{BertModel, Encoded, Sequence};
 use serde::Deserialize;
 
-use crate::common::{Compute, Head, Model, PrecisionArg, tell};
+use crate::common::{Compute, Head, Model, PrecisionArg};
 use crate::failure::{Done, Failure, Result, item_detail};
+use crate::talk::error;
 use crate::tensors::TensorFile;
 
 #[derive(clap::Args)]
@@ -70,7 +71,7 @@ pub fn run(args: &Args) -> Result<Done> {
                 }
                 Err(e) => {
                     failed += 1;
-                    tell(&format!("error: sequence {i}: {}", item_detail(&e)));
+                    error(&format!("sequence {i}: {}", item_detail(&e)));
                 }
             }
         }

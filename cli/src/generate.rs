@@ -1,7 +1,6 @@
 //! `generate`: continue texts, token ids or a conversation with a decoder.
 
 mod chat;
-mod interrupt;
 mod record;
 mod session;
 
@@ -11,10 +10,11 @@ use clap::ValueEnum;
 use kin_infer::generate::{ChatOptions, Messages};
 use serde::Deserialize;
 
-use crate::common::{Compute, Model, tell};
+use crate::common::{Compute, Model};
 use crate::failure::{Done, Failure, Result, item_detail};
+use crate::interrupt::{self, Interrupt};
 use crate::output::Sink;
-use interrupt::Interrupt;
+use crate::talk::error;
 use record::{Record, Timing};
 use session::Session;
 
@@ -182,7 +182,7 @@ fn run_batches(
             let i = records.len();
             let record = result.map_err(|e| item_detail(&e));
             match &record {
-                Err(why) => tell(&format!("error: sequence {i}: {why}")),
+                Err(why) => error(&format!("sequence {i}: {why}")),
                 Ok(record) if args.format == Format::Text => out.line(&record.shown())?,
                 Ok(_) => {}
             }

@@ -14,6 +14,7 @@ mod forward;
 mod generate;
 mod input;
 mod inspect;
+mod interrupt;
 mod npy;
 mod output;
 mod plan;
@@ -23,6 +24,7 @@ mod rerank;
 mod rows;
 mod search;
 mod stored;
+mod talk;
 mod tensors;
 
 use std::process::ExitCode;
@@ -52,7 +54,7 @@ Examples:
 #[derive(Subcommand)]
 enum Command {
     /// Turn texts into vectors: one a text, one a token, or sparse
-    Embed(embed::Args),
+    Embed(Box<embed::Args>),
     /// Find the nearest of stored vectors to a query
     Search(search::Args),
     /// Score documents against a query with a cross-encoder
@@ -79,7 +81,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        Command::Embed(args) => embed::run(args),
+        Command::Embed(args) => embed::run(*args),
         Command::Search(args) => search::run(&args),
         Command::Rerank(args) => rerank::run(args),
         Command::Generate(args) => generate::run(&args),
@@ -96,11 +98,11 @@ fn main() -> ExitCode {
         Ok(Done::Whole) | Err(Failure::ClosedPipe) => ExitCode::SUCCESS,
         Ok(Done::InPart) => ExitCode::from(1),
         Err(Failure::Failed(why)) => {
-            common::tell(&format!("error: {why}"));
+            talk::error(&why);
             ExitCode::from(1)
         }
         Err(Failure::Usage(why)) => {
-            common::tell(&format!("error: {why}\n\nFor more information, try '--help'."));
+            talk::error(&format!("{why}\n\nFor more information, try '--help'."));
             ExitCode::from(2)
         }
     }

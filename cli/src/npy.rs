@@ -4,7 +4,7 @@ use std::io::Read;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// The header's length does not depend on the shape, so that it can be written again at the end.
-const HEADER: usize = 128;
+pub const HEADER: usize = 128;
 
 /// The header of a [rows, cols] matrix, version 1.0.
 pub fn header(rows: usize, cols: usize) -> Vec<u8> {

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use crate::common::{Compute, Model, PrecisionArg};
 use crate::failure::{Done, Result, item_detail};
-use crate::input::{InputArgs, Item, Items, field, id_field};
+use crate::input::{InputArgs, Item, Pieces, Records, field, id_field};
 use crate::output::{ListFormat, Sink};
-use crate::progress::{Cut, Progress};
+use crate::progress::{Count, Cut, Progress};
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -54,18 +54,22 @@ struct Scored {
     first_line: String,
 }
 
+/// Documents that are scored at once.
+const WINDOW: usize = 512;
+
 pub fn run(mut args: Args) -> Result<Done> {
-    let mut items = Items::open(std::mem::take(&mut args.documents), &args.input)?;
+    let mut items = Pieces::new(Records::open(&std::mem::take(&mut args.documents), &args.input, &[])?, None);
     let precision = args.precision.get();
     let reranker = Reranker::load_with(&args.model.folder()?, args.compute.open_for(precision)?, precision)?;
     if reranker.labels() > 1 {
         args.compute.note(&format!("note: the model has {} labels; sorted by the first", reranker.labels()));
     }
-    let mut progress = Progress::new(&args.compute, items.total_bytes);
+    let mut progress = Progress::new(&args.compute, false);
+    progress.begin("scoring", items.records().total_bytes, Count::default());
     let mut ranked = Vec::new();
     let (mut failed, mut cut) = (0, Cut::default());
     loop {
-        let window = items.window()?;
+        let window = items.window(WINDOW)?;
         if window.is_empty() {
             break;
         }
@@ -75,15 +79,16 @@ pub fn run(mut args: Args) -> Result<Done> {
         let good: Vec<Item> = good.into_iter().flatten().collect();
         let texts: Vec<&str> = good.iter().map(|i| i.text.as_str()).collect();
         let scores = reranker.score_counted(&args.query, &texts);
-        let before = ranked.len();
+        let (before, mut tokens) = (ranked.len(), 0);
         for (Item { id, text }, scores) in good.into_iter().zip(scores) {
             match scores {
-                Ok(Counted { value: scores, tokens, truncated }) => {
+                Ok(Counted { value: scores, tokens: own, truncated }) => {
+                    tokens += own;
                     if truncated {
                         cut.tell(&progress, "pairs", reranker.window(), &id);
                     }
                     let first_line = field(text.lines().next().unwrap_or_default());
-                    ranked.push(Scored { id, scores, tokens, truncated, first_line });
+                    ranked.push(Scored { id, scores, tokens: own, truncated, first_line });
                 }
                 Err(e) => {
                     failed += 1;
@@ -91,11 +96,10 @@ pub fn run(mut args: Args) -> Result<Done> {
                 }
             }
         }
-        progress.advance(ranked.len() - before, items.read_bytes);
+        progress.advance(ranked.len() - before, tokens, items.records().read_bytes);
     }
     ranked.sort_by(|a, b| b.scores[0].total_cmp(&a.scores[0]));
-    let part = |n: usize, what: &str| if n == 0 { String::new() } else { format!(", {n} {what}") };
-    progress.finish("scored", &format!("{}{}", part(cut.count, "cut to the window"), part(failed, "failed")));
+    progress.finish("scored", &[("cut to the window", cut.count), ("failed", failed)]);
     print(&ranked, &args)?;
     Ok(Done::with_failures(failed))
 }

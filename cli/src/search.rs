@@ -13,7 +13,7 @@ use crate::encoder::{Encoded, Encoder, Kind, Plan, Request};
 use crate::failure::{Done, Failure, Result};
 use crate::input::id_field;
 use crate::output::{ListFormat, Sink};
-use crate::stored::{Vectors, read_jsonl, read_npy};
+use crate::stored::{Vectors, read_jsonl, read_npy, read_parquet};
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -28,7 +28,8 @@ Examples:
   kin-infer embed  --model SPLADE --input docs.jsonl --output docs.sparse.jsonl
   kin-infer search --model SPLADE --embeddings docs.sparse.jsonl \"how do I open a file?\"")]
 pub struct Args {
-    /// Vectors that `embed` wrote: JSON lines, or an .npy file with its ids in FILE.ids. They have to be of the same
+    /// Vectors that `embed` wrote: JSON lines, an .npy file with its ids in FILE.ids, or a .parquet
+    /// file. They have to be of the same
     /// model, or the scores mean nothing
     #[arg(long, value_name = "FILE")]
     embeddings: PathBuf,
@@ -69,12 +70,12 @@ pub fn run(args: &Args) -> Result<Done> {
     let encoder = plan.load(args.compute.open_for(args.precision.get())?, args.precision.get())?;
     encoder.assumptions().iter().for_each(|assumed| args.compute.note(&format!("note: {assumed}")));
     let mut best = Best { query: query(&encoder, args)?, top: args.top, kept: Vec::new() };
-    let reader = BufReader::with_capacity(1 << 16, file);
-    if args.embeddings.extension().is_some_and(|e| e == "npy") {
-        read_npy(reader, &args.embeddings, &mut best)?;
-    } else {
-        let at = |why: String| Failure::Failed(format!("{}: {why}", args.embeddings.display()));
-        read_jsonl(reader, &mut best).map_err(at)?;
+    let reader = |file| BufReader::with_capacity(1 << 16, file);
+    let at = |why: String| Failure::Failed(format!("{}: {why}", args.embeddings.display()));
+    match args.embeddings.extension().and_then(|e| e.to_str()) {
+        Some("npy") => read_npy(reader(file), &args.embeddings, &mut best)?,
+        Some("parquet") => read_parquet(file, &mut best).map_err(at)?,
+        _ => read_jsonl(reader(file), &mut best).map_err(at)?,
     }
     let mut out = Sink::stdout();
     for (score, id) in best.kept {

@@ -13,7 +13,7 @@ use super::machine::Limit;
 use super::report::{Done, Row};
 use crate::encoder::{Encoder, Plan, Request};
 use crate::failure::{Failure, Result};
-use crate::input::{InputArgs, InputFormat, Items};
+use crate::input::{InputArgs, InputFormat, Pieces, Records};
 
 /// Tokens of a row of sequences, at least.
 const TOKENS: usize = 1024;
@@ -32,10 +32,10 @@ pub fn rows(args: &Args, folder: &Path, compute: &Arc<Profiled>) -> Result<Vec<R
 /// The texts of a file; the first that cannot be read fails.
 pub fn texts(input: &Path) -> Result<Vec<String>> {
     let args = InputArgs { input: Some(input.to_path_buf()), input_format: InputFormat::Auto };
-    let mut items = Items::open(Vec::new(), &args)?;
+    let mut items = Pieces::new(Records::open(&[], &args, &[])?, None);
     let mut texts = Vec::new();
     loop {
-        let window = items.window()?;
+        let window = items.window(512)?;
         if window.is_empty() {
             break;
         }

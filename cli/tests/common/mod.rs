@@ -1,6 +1,8 @@
 //! What the command line's tests share: running the binary, fixtures, reference values.
 #![allow(dead_code)] // each test binary uses its own part
 
+pub mod runs;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};

@@ -1,21 +1,36 @@
 //! `embed`: texts to vectors.
 
-use std::path::PathBuf;
+mod cached;
+mod deliver;
+mod encode;
+mod run;
 
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
 use kin_infer::Prompt;
-use kin_infer::embedder::{Counted, Role};
+use kin_infer::embedder::Role;
 
 use crate::common::{Compute, Model, Pooling, PrecisionArg};
-use crate::encoder::{Encoded, Encoder, Kind, Plan, Request};
-use crate::failure::{Done, Failure, Result, item_detail};
-use crate::input::{InputArgs, Item, Items, id_field};
-use crate::progress::{Cut, Progress};
-use crate::rows::{Extras, Format, RowWriter};
+use crate::encoder::{Kind, Request};
+use crate::failure::{Failure, Result};
+use crate::input::{InputArgs, Split};
+use crate::rows::{Extras, Format};
+use crate::talk::LogFormat;
+pub use run::run;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
 Vectors come in the order of the texts. A text that fails is reported on stderr with its id and left out; the others
 are delivered and the exit code is 1.
+
+A run into a file can be long. Every second or so, what it has made is put on disk for good in FILE.partial, and noted
+in FILE.journal; the file gets its name when it is whole. After a crash, a kill or a full disk, the same command with
+--resume goes on, and ends with the same bytes as if nothing had happened. It refuses when the input, the model or an
+option has changed. Two runs on one output never mix: the second is refused. docs/operations.md says what is guaranteed.
+
+--input FOLDER embeds a code base: its text files in the order of their paths, without hidden ones and what .gitignore
+leaves out, cut at line boundaries into pieces that fit the model. Ids are PATH:FIRST-LAST, with the lines from 1.
 
 What a text becomes is what modules.json says, or --pooling:
   one vector     {\"id\": ..., \"embedding\": [...]}
@@ -31,6 +46,8 @@ Examples:
   kin-infer embed --model M < lines.txt                   ids 1, 2, ...: the line numbers
   kin-infer embed --model M --input docs.jsonl --prompt document --output docs.jsonl.vectors
   kin-infer embed --model M --input docs.jsonl --output docs.npy    ids in docs.npy.ids, one a line
+  kin-infer embed --model M --input ~/src/project --output project.parquet --resume
+  kin-infer embed --model M --input ~/src/project --output project.parquet --restart --cache ~/.cache/project.rows
   kin-infer embed --model M --pooling none --normalize --input docs.jsonl --output tokens.npy
   kin-infer embed --model SPLADE --top-k 100 --terms \"one text\"")]
 pub struct Args {
@@ -42,9 +59,33 @@ pub struct Args {
     /// only then
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// How vectors are written. Default: npy when --output ends in .npy, else jsonl. Both keep every bit
+    /// How vectors are written. Default: by the ending of --output, .npy or .parquet, else jsonl. All keep every bit
     #[arg(long, value_enum)]
     format: Option<Format>,
+    /// Go on with the unfinished run into --output, or begin one. FILE.journal stays beside the finished file, so that
+    /// the same command finds it finished and does nothing
+    #[arg(long, requires = "output", conflicts_with = "restart")]
+    resume: bool,
+    /// Begin anew even where an unfinished run into --output is there: what it made is lost
+    #[arg(long, requires = "output")]
+    restart: bool,
+    /// Put what was made on disk for good after N texts at the latest; it is done every second in any case. A kill
+    /// costs what came after
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    checkpoint: u32,
+    /// Keep what texts become in FILE, by a hash of the model, the options and the text, and take from it what is
+    /// known: unchanged texts are not embedded again, in this run and the next ones. One run at a time has it
+    #[arg(long, value_name = "FILE")]
+    cache: Option<PathBuf>,
+    /// How long texts are cut. Default: the files of a folder into lines, else none
+    #[arg(long, value_enum)]
+    split: Option<Split>,
+    /// Cut into pieces of at most N tokens, prompt and special tokens included, instead of the model's window
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    split_tokens: Option<u32>,
+    /// What happens to a text with more tokens than the model's window
+    #[arg(long, value_enum, default_value_t = OnLong::Cut)]
+    on_long: OnLong,
     /// What a text becomes, in place of what modules.json says; without modules.json the mean, normalised, is assumed.
     /// The modules after the folder's pooling stay; with `none` and `splade` they take no part
     #[arg(long, value_enum, value_name = "POOLING")]
@@ -77,6 +118,9 @@ pub struct Args {
     /// than its window
     #[arg(long)]
     counts: bool,
+    /// How stderr is written
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
     #[command(flatten)]
     precision: PrecisionArg,
     #[command(flatten)]
@@ -86,10 +130,32 @@ pub struct Args {
     texts: Vec<String>,
 }
 
+/// What happens to a text that is too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum OnLong {
+    /// It is cut at the end, and counted
+    Cut,
+    /// It fails, and is left out
+    Error,
+}
+
 impl Args {
+    /// Where vectors go, if not to stdout.
+    fn file(&self) -> Option<&Path> {
+        self.output.as_deref().filter(|p| *p != Path::new("-"))
+    }
+
     fn format(&self) -> Format {
-        let npy = self.output.as_ref().and_then(|p| p.extension()).is_some_and(|e| e == "npy");
-        self.format.unwrap_or(if npy { Format::Npy } else { Format::Jsonl })
+        let by_name = match self.output.as_ref().and_then(|p| p.extension()).and_then(|e| e.to_str()) {
+            Some("npy") => Format::Npy,
+            Some("parquet") => Format::Parquet,
+            _ => Format::Jsonl,
+        };
+        self.format.unwrap_or(by_name)
+    }
+
+    fn extras(&self) -> Extras {
+        Extras { counts: self.counts, terms: self.terms }
     }
 
     fn request(&self) -> Request {
@@ -121,108 +187,4 @@ impl Args {
             None => Ok(()),
         }
     }
-}
-
-pub fn run(mut args: Args) -> Result<Done> {
-    let mut items = Items::open(std::mem::take(&mut args.texts), &args.input)?;
-    let plan = Plan::new(&args.model.folder()?, args.pooling)?;
-    args.check(plan.kind)?;
-    let extras = Extras { counts: args.counts, terms: args.terms };
-    let mut writer = RowWriter::open(args.format(), args.output.as_deref(), plan.kind, extras)?;
-    let encoder = plan.load(args.compute.open_for(args.precision.get())?, args.precision.get())?;
-    let request = encoder.adapt(args.request());
-    // Options the model cannot serve fail here, before any text.
-    encoder.encode(&[], &request)?;
-    let dimension = request.dimensions.unwrap_or(encoder.dimension());
-    writer.set_dimension(dimension);
-    encoder.notes(&request).iter().for_each(|note| args.compute.note(&format!("note: {note}")));
-    let mut run = Run {
-        encoder,
-        request,
-        writer,
-        progress: Progress::new(&args.compute, items.total_bytes),
-        failed: 0,
-        cut: Cut::default(),
-    };
-    loop {
-        let window = items.window()?;
-        if window.is_empty() {
-            break;
-        }
-        let delivered = run.window(window)?;
-        run.writer.flush()?;
-        run.progress.advance(delivered, items.read_bytes);
-    }
-    run.writer.commit()?;
-    let part = |n: usize, what: &str| if n == 0 { String::new() } else { format!(", {n} {what}") };
-    let rest =
-        format!(", {dimension} dimensions{}{}", part(run.cut.count, "cut to the window"), part(run.failed, "failed"));
-    run.progress.finish("embedded", &rest);
-    Ok(Done::with_failures(run.failed))
-}
-
-/// What is carried from window to window.
-struct Run {
-    encoder: Encoder,
-    request: Request,
-    writer: RowWriter,
-    progress: Progress,
-    failed: usize,
-    cut: Cut,
-}
-
-impl Run {
-    /// Encodes and writes a window of texts, and gives the number that was delivered.
-    fn window(&mut self, window: Vec<std::result::Result<Item, crate::input::BadLine>>) -> Result<usize> {
-        let (good, bad): (Vec<_>, Vec<_>) = window.into_iter().partition(std::result::Result::is_ok);
-        self.failed += bad.len();
-        bad.into_iter().filter_map(std::result::Result::err).for_each(|line| self.progress.error(&line.0));
-        let good: Vec<Item> = good.into_iter().flatten().collect();
-        let mut delivered = 0;
-        for piece in pieces(&good, self.encoder.kind()) {
-            let texts: Vec<&str> = piece.iter().map(|i| i.text.as_str()).collect();
-            for (item, row) in piece.iter().zip(self.encoder.encode(&texts, &self.request)?) {
-                delivered += usize::from(self.deliver(item, row)?);
-            }
-        }
-        Ok(delivered)
-    }
-
-    /// Writes a text's row, or tells why there is none.
-    fn deliver(&mut self, item: &Item, row: kin_infer::Result<Counted<Encoded>>) -> Result<bool> {
-        let row = match row {
-            Ok(row) => row,
-            Err(e) => {
-                self.failed += 1;
-                self.progress.error(&format!("id {}: {}", id_field(&item.id), item_detail(&e)));
-                return Ok(false);
-            }
-        };
-        if row.truncated {
-            let window = &self.encoder.window_of(&self.request);
-            self.cut.tell(&self.progress, "texts", window, &item.id);
-        }
-        self.writer.write(&item.id, &row, |id| self.encoder.term(id))?;
-        Ok(true)
-    }
-}
-
-/// Bytes of text whose token vectors are held at once: there are fewer tokens than bytes.
-const TOKEN_BYTES: usize = 32 << 10;
-
-/// A window in pieces whose results fit memory: one vector a token is a hundred times the text.
-fn pieces(items: &[Item], kind: Kind) -> Vec<&[Item]> {
-    if kind != Kind::Tokens {
-        return vec![items];
-    }
-    let (mut pieces, mut start, mut bytes) = (Vec::new(), 0, 0);
-    for (i, item) in items.iter().enumerate() {
-        bytes += item.text.len();
-        if bytes > TOKEN_BYTES && i > start {
-            pieces.push(&items[start..i]);
-            (start, bytes) = (i, item.text.len());
-        }
-    }
-    pieces.push(&items[start..]);
-    pieces
 }

@@ -1,4 +1,4 @@
-//! Ctrl-C: the first ends the generation, a second one the program.
+//! Ctrl-C: the first ends what is under way, a second one the program.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ pub const STATUS: i32 = 130;
 /// What Ctrl-C does now.
 pub struct Interrupt {
     cancel: Arc<AtomicBool>,
-    /// Whether it ends the program: while nothing is generated, and after a first one.
+    /// Whether it ends the program: while nothing is under way, and after a first one.
     exits: Arc<AtomicBool>,
 }
 
@@ -30,13 +30,13 @@ impl Interrupt {
         Ok(this)
     }
 
-    /// From here on Ctrl-C ends the generation.
+    /// From here on Ctrl-C ends what is under way, and not the program.
     pub fn begin(&self) {
         self.cancel.store(false, Ordering::SeqCst);
         self.exits.store(false, Ordering::SeqCst);
     }
 
-    /// Nothing is generated any more.
+    /// Nothing is under way any more.
     pub fn end(&self) {
         self.exits.store(true, Ordering::SeqCst);
     }
