@@ -13,6 +13,7 @@ fn avx2() -> bool {
 }
 
 /// Every instruction set this build has kernels for and this CPU can run, best first; `scalar` is always last.
+#[allow(clippy::vec_init_then_push)] // some architectures have nothing between
 pub fn available() -> Vec<&'static Kernels> {
     let mut tables: Vec<&'static Kernels> = Vec::new();
     #[cfg(target_arch = "x86_64")]
