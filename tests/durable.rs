@@ -100,7 +100,7 @@ fn torn_files_are_made_good() {
         }
     }
     assert_eq!(starts.into_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
-    assert!(cuts > 250, "{cuts}");
+    assert!(cuts > 200, "{cuts} cuts");
 }
 
 /// A flipped byte anywhere, or bytes that were never committed: found by the hashes, and made again.
