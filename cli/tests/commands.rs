@@ -361,3 +361,28 @@ fn help_teaches() {
         }
     }
 }
+
+/// The process has the threads that were asked for, and its first one; on any machine, more or fewer than it has cores.
+#[cfg(target_os = "linux")]
+#[test]
+fn threads_are_those_asked_for() {
+    for threads in [1, 3, 5] {
+        let mut command = kin_infer();
+        command.args([
+            "embed",
+            "--model",
+            &fixture("st-tiny").display().to_string(),
+            "--threads",
+            &threads.to_string(),
+        ]);
+        let mut child =
+            command.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap();
+        std::io::Write::write_all(child.stdin.as_mut().unwrap(), "text\n".repeat(64).as_bytes()).unwrap();
+        // Once it has written, its pool stands; it then waits for more.
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0; 10]).unwrap();
+        let found = std::fs::read_dir(format!("/proc/{}/task", child.id())).unwrap().count();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, threads + 1);
+    }
+}

@@ -35,8 +35,12 @@ pub struct PassedOver {
 
 /// Every device this build can use, best first. The CPU is always the last entry.
 pub fn discover_devices() -> Vec<GpuDeviceInfo> {
-    let gpus = CANDIDATES.iter().filter_map(|c| (c.devices)().ok()).flatten().map(GpuDeviceInfo::from);
-    gpus.chain([cpu_info()]).collect()
+    gpus().chain([cpu_info()]).collect()
+}
+
+/// The devices that are not the CPU.
+pub(crate) fn gpus() -> impl Iterator<Item = GpuDeviceInfo> {
+    CANDIDATES.iter().filter_map(|c| (c.devices)().ok()).flatten().map(GpuDeviceInfo::from)
 }
 
 /// The GPU backends of this build that find no device on this machine, with the reasons.

@@ -16,6 +16,7 @@ mod shapes;
 pub use backend::DeviceCompute;
 pub use buffer::{Buffer, IndexBuffer, KvStore, Table, Weight};
 pub use compute::GpuCompute;
+pub(crate) use discover::gpus;
 pub use discover::{
     PassedOver, absent_backends, choose_compute, create_compute, create_compute_for, create_compute_on,
     discover_devices, force_cpu_from_env,

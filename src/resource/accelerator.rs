@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Resolved;
-use crate::gpu::{GpuBackend, GpuDeviceInfo, discover_devices, force_cpu_from_env};
+use crate::gpu::{GpuBackend, GpuDeviceInfo, force_cpu_from_env, gpus};
 
 /// Which kind of accelerator there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +42,10 @@ pub struct AcceleratorInfo {
 
 /// The device that [`create_compute`](crate::gpu::create_compute) takes.
 pub fn detect_accelerator() -> AcceleratorInfo {
-    accelerator_info(&discover_devices(), force_cpu_from_env())
+    // Not `discover_devices`: asked for its threads, the CPU starts the pool, and their number is what a plan decides.
+    let (name, detail) = (std::env::consts::ARCH.to_string(), String::new());
+    let cpu = GpuDeviceInfo { backend: GpuBackend::Cpu, name, detail, threads: 1, memory: None };
+    accelerator_info(&gpus().chain([cpu]).collect::<Vec<_>>(), force_cpu_from_env())
 }
 
 fn accelerator_info(devices: &[GpuDeviceInfo], force_cpu: bool) -> AcceleratorInfo {
