@@ -374,11 +374,11 @@ impl BertModel {
         let tokens = |batch: &Vec<usize>| batch.iter().map(|&i| sequences[i].ids.len()).sum::<usize>();
         let alone = |batch: &Vec<usize>| tokens(batch) > self.limits.tokens;
         let groups = batches.chunk_by(|a, b| !alone(a) && !alone(b));
-        let run = || groups.flat_map(|group| self.run_group(sequences, group, finish)).collect();
+        let run = in_span(|| groups.flat_map(|group| self.run_group(sequences, group, finish)).collect());
         // Whole batches side by side need no joint between operations; a single one is split inside each.
         match batches.len() {
-            1 => fork::team(in_span(run)),
-            _ => rayon::scope(|_| in_span(run)()),
+            1 => fork::team(run),
+            _ => rayon::scope(|_| run()),
         }
     }
 
