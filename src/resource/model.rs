@@ -40,8 +40,15 @@ pub struct ModelMemory {
     pub fits: Resolved<Option<bool>>,
 }
 
-/// What is allowed for what no account knows: pages of code, stacks, texts, results.
-const ALLOWANCE: u64 = 4 << 20;
+/// What is allowed for what no account knows: pages of code that are not touched before the first text, texts, results.
+const ALLOWANCE: u64 = 6 << 20;
+
+/// The same for each thread: its stack, and what the allocator keeps of freed memory in the thread's own arena.
+const THREAD_ALLOWANCE: u64 = 2 << 20;
+
+fn allowance(plan: &EmbeddingPlan) -> u64 {
+    ALLOWANCE + THREAD_ALLOWANCE * plan.threads.value as u64
+}
 
 /// A prompt's tokens that a decoder computes at once.
 const PROMPT_PART: usize = 512;
@@ -115,7 +122,7 @@ impl ModelMemory {
 
         let mut plan = plan.clone();
         plan.embedding.max_seq_len = Resolved::new(Some(longest), source).from("config_limit", limit);
-        let kept = process + (loaded.matrices + loaded.vectors) as u64 + ALLOWANCE;
+        let kept = process + (loaded.matrices + loaded.vectors) as u64 + allowance(&plan.embedding);
         plan.embedding = plan.embedding.within_memory(kept + loaded.tables as u64, &model)?;
         let memory = Self::resolve(process, &loaded, model.spec(), longest, &plan.embedding, &model)?;
         Ok((memory, plan))
@@ -140,7 +147,7 @@ impl ModelMemory {
         let [matrices, vectors, tables, loading] =
             [loaded.matrices, loaded.vectors, loaded.tables, loaded.loading].map(|bytes| bytes as u64);
         let running = tables + activations + scratch * threads;
-        let peak = process + matrices + vectors + running.max(loading) + ALLOWANCE;
+        let peak = process + matrices + vectors + running.max(loading) + allowance(plan);
         let cap = plan.memory_bytes.value;
         Ok(Self {
             process: Resolved::new(process, "this process and the tokenizer, as measured"),
@@ -160,7 +167,7 @@ impl ModelMemory {
             peak: Resolved::new(peak, "process, matrices and vectors, with what running or else loading takes")
                 .from("running_bytes", running)
                 .from("loading_bytes", loading)
-                .from("allowance_bytes", ALLOWANCE),
+                .from("allowance_bytes", allowance(plan)),
             fits: Resolved::new(cap.map(|cap| peak <= cap), "the peak against the plan's memory")
                 .from("peak_bytes", peak)
                 .from("memory_bytes", cap),
