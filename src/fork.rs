@@ -55,11 +55,22 @@ struct Team {
 thread_local! {
     /// The team that this thread leads.
     static LED: Cell<Option<*const Team>> = const { Cell::new(None) };
+    /// Whether this thread follows a team.
+    static FOLLOWS: Cell<bool> = const { Cell::new(false) };
 }
 
 impl Team {
-    /// Joins the leader's jobs until the team is dismissed.
+    /// Joins the leader's jobs until the team is dismissed. A thread that leads a team, or follows one, comes here when it
+    /// waits for other work of the pool and takes this up: it would keep its own team waiting for this one.
     fn follow(&self) {
+        if LED.get().is_some() || FOLLOWS.replace(true) {
+            return;
+        }
+        self.follow_jobs();
+        FOLLOWS.set(false);
+    }
+
+    fn follow_jobs(&self) {
         let (mut seen, mut spins) = (0, 0);
         while !self.dismissed.load(Ordering::Acquire) {
             let count = self.count.load(Ordering::Acquire);
@@ -216,6 +227,40 @@ mod tests {
             });
         });
         assert_eq!(sum.into_inner(), 24);
+    }
+
+    /// A thread that waits for the pool takes up what others have spawned there: also the places of a team.
+    #[test]
+    fn who_leads_or_follows_a_team_joins_no_other() {
+        let (other, done) = (Team::default(), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let start = std::time::Instant::now();
+                while !done.load(Ordering::Acquire) && start.elapsed().as_secs() < 10 {
+                    std::thread::yield_now();
+                }
+                other.dismissed.store(true, Ordering::Release);
+            });
+            // Parts long enough that members come.
+            let wait = || std::thread::sleep(std::time::Duration::from_millis(2));
+            pool(3).install(|| {
+                team(|| {
+                    each(16, |_| {
+                        wait();
+                        other.follow();
+                    });
+                });
+            });
+            assert!(!other.dismissed.load(Ordering::Acquire), "somebody stayed with the other team");
+            done.store(true, Ordering::Release);
+        });
+        let sum_of_pool = |n: usize| (0..n).into_par_iter().with_max_len(1).map(|i| i + 1).sum::<usize>();
+        pool(3).install(|| {
+            team(|| {
+                assert_eq!(sum_of_pool(20), 210);
+                each(4, |_| assert_eq!(sum_of_pool(9) + sum_of_parts(3), 51));
+            });
+        });
     }
 
     #[test]
