@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,7 @@ pub struct Cost {
 /// Time is that of the calls: the whole of an operation for a backend that computes at once, as the CPU does.
 pub struct Profiled {
     inner: Arc<dyn GpuCompute>,
-    costs: Mutex<BTreeMap<String, Cost>>,
+    costs: Arc<Mutex<BTreeMap<String, Cost>>>,
 }
 
 thread_local! {
@@ -46,7 +47,7 @@ const F32: f64 = size_of::<f32>() as f64;
 impl Profiled {
     /// Counts what runs on `inner`.
     pub fn new(inner: Arc<dyn GpuCompute>) -> Self {
-        Self { inner, costs: Mutex::default() }
+        Self { inner, costs: Arc::default() }
     }
 
     /// The costs since the last call, by operation; products are told apart by their shapes.
@@ -119,6 +120,11 @@ impl GpuCompute for Profiled {
 
     fn is_exact(&self) -> bool {
         self.inner.is_exact()
+    }
+
+    fn cancellable(&self, flag: &Arc<AtomicBool>) -> Option<Arc<dyn GpuCompute>> {
+        let inner = self.inner.cancellable(flag)?;
+        Some(Arc::new(Self { inner, costs: Arc::clone(&self.costs) }))
     }
 
     fn alloc(&self, len: usize) -> Result<Buffer> {

@@ -375,16 +375,16 @@ impl BertModel {
         let alone = |batch: &Vec<usize>| tokens(batch) > self.limits.tokens;
         let groups = batches.chunk_by(|a, b| !alone(a) && !alone(b));
         let run = in_span(|| groups.flat_map(|group| self.run_group(sequences, group, finish)).collect());
-        // Whole batches side by side need no joint between operations; a single one is split inside each.
-        match batches.len() {
-            1 => fork::team(run),
-            _ => rayon::scope(|_| run()),
-        }
+        rayon::scope(|_| run())
     }
 
     /// Runs batches side by side: each worker takes the next one that nobody has. So no more batches hold activations at
-    /// once than there are workers, however threads help each other.
+    /// once than there are workers, however threads help each other. Batches side by side need no joint between
+    /// operations; a single one is split inside each.
     fn run_group(&self, sequences: &[Sequence], batches: &[Vec<usize>], finish: &Finish) -> Vec<Row> {
+        if let [items] = batches {
+            return fork::team(|| self.run_items(sequences, items, finish));
+        }
         let next = AtomicUsize::new(0);
         let span = tracing::Span::current();
         let worker = |_| {

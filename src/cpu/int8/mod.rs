@@ -106,7 +106,7 @@ pub(super) struct Activations {
     /// Values of a row.
     k: usize,
     values: Vec<u8>,
-    /// Bytes between rows: whole cache lines, an odd number of them, so that rows do not meet in one set of a cache.
+    /// Bytes between rows: [`row_stride`].
     stride: usize,
     scales: Vec<f32>,
     starts: Vec<i32>,
@@ -179,6 +179,9 @@ pub(super) unsafe fn part(
     let n = w.n;
     let blocks = (rows.len() * a.stride).div_ceil(ROW_BYTES).clamp(1, rows.len().max(1));
     for i in 0..blocks {
+        if p.cancel.is_set() {
+            return;
+        }
         let cut = |at: usize| rows.start + rows.len() * at / blocks;
         let (first, end) = (cut(i), cut(i + 1));
         let block = Int8Block {
