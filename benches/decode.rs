@@ -5,13 +5,11 @@
 //! reads a buffer of as many bytes with the same threads, and decodes a token. Run by `cargo test --benches`, it does
 //! nothing.
 
-mod bandwidth;
-
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use bandwidth::Probe;
+use kin_infer::cpu::bandwidth::Probe;
 use kin_infer::weights::Dtype;
 use kin_infer::{BertConfig, BertModel};
 
@@ -179,12 +177,7 @@ fn main() -> Result<(), Failure> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     println!("{threads} thread(s), {rounds} rounds, medians");
     pool.install(|| {
-        // Huge pages, as the packed weights ask for: without them the reads would be slower than they can be.
-        let mut map = memmap2::MmapMut::map_anon(BYTES + (1 << 26))?;
-        #[cfg(target_os = "linux")]
-        map.advise(memmap2::Advice::HugePage)?;
-        map.fill(1);
-        let probe = Probe::new(&map);
+        let probe = Probe::new(BYTES)?;
         chosen.iter().try_for_each(|(name, dtype)| measure(name, *dtype, rounds, &probe))
     })
 }

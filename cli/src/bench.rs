@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use clap::ValueEnum;
 use kin_infer::BertConfig;
-use kin_infer::gpu::{Profiled, create_compute_for};
+use kin_infer::cpu::CpuCompute;
+use kin_infer::gpu::Profiled;
 use kin_infer::modules::ModelFolder;
 use kin_infer::resource::ResourcePlan;
 
@@ -20,8 +21,8 @@ use crate::failure::{Done, Failure, Result};
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-An encoder runs texts of --input, from text to vector, or else sequences of --lengths; a decoder a prompt at once, then
-token by token. Rounds of all rows are interleaved, each between two measurements of the machine's peak (f32
+The CPU computes. An encoder runs texts of --input, from text to vector, or else sequences of --lengths; a decoder a
+prompt at once, then token by token. Rounds of all rows are interleaved, each between two measurements of the machine's peak (f32
 multiply-adds, or bytes read), so that a share is a ratio within a moment: shares can be compared, seconds of a busy or
 throttled machine cannot. The median, the lowest and the highest rate of all rounds are printed.
 
@@ -97,7 +98,7 @@ pub fn run(args: &Args) -> Result<Done> {
         };
         return serve::run(&folder, threads, args.precision.get());
     }
-    let compute = Arc::new(Profiled::new(create_compute_for(args.precision.get())?));
+    let compute = Arc::new(Profiled::new(Arc::new(CpuCompute::new()?)));
     let generate = match args.work {
         Work::Auto => {
             let config = BertConfig::from_folder(&ModelFolder::read(&folder)?.transformer_dir)?;

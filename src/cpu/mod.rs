@@ -5,6 +5,7 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub mod bandwidth;
 mod blas;
 mod cancel;
 mod compute;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use kin_infer::cpu::bandwidth::Probe;
 use kin_infer::cpu::peak;
-use rayon::prelude::*;
 
 use crate::failure::{Failure, Result};
 
@@ -17,7 +17,7 @@ pub struct Pool {
     pub threads: usize,
     pool: rayon::ThreadPool,
     peak: Option<peak::Loop>,
-    memory: Vec<u64>,
+    memory: Option<Probe>,
 }
 
 /// What a row is measured against.
@@ -33,7 +33,7 @@ impl Pool {
     pub fn new(threads: usize) -> Result<Self> {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         let pool = pool.map_err(|e| Failure::Failed(format!("{threads} threads: {e}")))?;
-        Ok(Self { threads, pool, peak: peak::of(kin_infer::cpu::selected()?), memory: Vec::new() })
+        Ok(Self { threads, pool, peak: peak::of(kin_infer::cpu::selected()?), memory: None })
     }
 
     /// Runs `f` with these threads.
@@ -42,10 +42,11 @@ impl Pool {
     }
 
     /// Prepares to measure a limit.
-    pub fn prepare(&mut self, limit: Limit) {
-        if limit == Limit::Bytes && self.memory.is_empty() {
-            self.memory = (0..READ as u64 / 8).collect();
+    pub fn prepare(&mut self, limit: Limit) -> Result<()> {
+        if limit == Limit::Bytes && self.memory.is_none() {
+            self.memory = Some(self.pool.install(|| Probe::new(READ))?);
         }
+        Ok(())
     }
 
     /// The limit's rate now, where this build can measure it.
@@ -63,28 +64,9 @@ impl Pool {
                 Some(rates.iter().sum())
             }
             Limit::Bytes => {
-                let start = Instant::now();
-                let sum: u64 = self.run(|| {
-                    let parts = self.memory.par_chunks(self.memory.len().div_ceil(self.threads).max(1));
-                    parts.map(read).reduce(|| 0, u64::wrapping_add)
-                });
-                std::hint::black_box(sum);
-                Some((self.memory.len() * 8) as f64 / start.elapsed().as_secs_f64())
+                let memory = self.memory.as_ref()?;
+                Some(READ as f64 / self.run(|| memory.seconds(READ)))
             }
         }
     }
-}
-
-/// Reads values in eight streams, which keeps more lines in flight than one.
-fn read(values: &[u64]) -> u64 {
-    const STREAMS: usize = 8;
-    let len = values.len() / STREAMS;
-    let mut sums = [0u64; STREAMS];
-    let streams: [&[u64]; STREAMS] = std::array::from_fn(|s| &values[s * len..(s + 1) * len]);
-    for at in (0..len / 8 * 8).step_by(8) {
-        for (sum, stream) in sums.iter_mut().zip(&streams) {
-            *sum = stream[at..at + 8].iter().fold(*sum, |s, v| s.wrapping_add(*v));
-        }
-    }
-    sums.iter().fold(0, |s, v| s.wrapping_add(*v))
 }

@@ -41,7 +41,7 @@ pub fn measure(rows: &mut [Row], pools: &mut [Pool], profiled: &Profiled, rounds
     let (mut table, count) = (Vec::new(), rows.len());
     for pool in pools.iter_mut() {
         for row in rows.iter_mut() {
-            pool.prepare(row.limit);
+            pool.prepare(row.limit)?;
             let done = pool.run(|| (row.run)())?;
             let (name, limit, threads) = (row.name.clone(), row.limit, pool.threads);
             table.push(Measured { name, limit, threads, done, samples: Vec::new(), costs: BTreeMap::new() });
