@@ -11,13 +11,11 @@
 use std::ops::Range;
 
 use super::cancel::Cancel;
+use super::memory::Scratch;
 use super::packed::Output;
-use super::scores::{Shape, Terms};
+use super::scores::{Block, Shape, Terms};
 use super::simd::{PANEL, VIRTUAL_LANES};
 use super::table::{Kernels, Matrix, Multiply};
-
-/// Query rows whose scores are held at once.
-const QUERY_BLOCK: usize = 96;
 
 /// Columns `first..` of a row-major matrix `stride` wide.
 #[derive(Clone, Copy)]
@@ -34,35 +32,15 @@ impl<'a> View<'a> {
     }
 }
 
-/// Panels of K^T: `[key / 16][feature][key % 16]`, missing keys zero.
-pub(super) fn pack_keys(k: Matrix, keys: usize, head_dim: usize, out: &mut Vec<f32>) {
-    out.clear();
-    out.resize(keys.div_ceil(PANEL) * head_dim * PANEL, 0.0);
-    for (p, panel) in out.chunks_exact_mut(head_dim * PANEL).enumerate() {
-        for j in 0..PANEL.min(keys - p * PANEL) {
-            let row = &k.data[(p * PANEL + j) * k.stride..][..head_dim];
-            for (line, value) in panel.chunks_exact_mut(PANEL).zip(row) {
-                line[j] = *value;
-            }
-        }
-    }
-}
-
-/// Panels of V: `[feature / 16][key][feature % 16]`, missing features zero.
-fn pack_values(v: Matrix, keys: usize, head_dim: usize, out: &mut Vec<f32>) {
-    out.clear();
-    out.resize(head_dim.div_ceil(PANEL) * keys * PANEL, 0.0);
-    for (p, panel) in out.chunks_exact_mut(keys * PANEL).enumerate() {
-        let width = PANEL.min(head_dim - p * PANEL);
-        for (j, line) in panel.chunks_exact_mut(PANEL).enumerate() {
-            line[..width].copy_from_slice(&v.data[j * v.stride + p * PANEL..][..width]);
-        }
-    }
-}
-
-/// Products `a[rows, dim] . keys` into `scores` [rows, n], for keys packed by [`pack_keys`].
-pub(super) fn dot_keys(kernels: &Kernels, rows: usize, dim: usize, n: usize, a: Matrix, keys: &[f32], out: &mut [f32]) {
-    assert!(out.len() >= rows * n, "dot_keys: the output is {} long", out.len());
+/// Products of `a` [rows, dim] with keys in panels `[key / 16][feature][key % 16]`, into rows of `n` values, `stride` apart.
+pub(super) fn dot_keys(
+    kernels: &Kernels,
+    [rows, n, dim]: [usize; 3],
+    a: Matrix,
+    keys: &[f32],
+    (out, stride): (&mut [f32], usize),
+) {
+    assert!(stride >= n && out.len() >= rows * stride, "dot_keys: the output is {} long", out.len());
     let product = Multiply {
         rows,
         n,
@@ -71,7 +49,7 @@ pub(super) fn dot_keys(kernels: &Kernels, rows: usize, dim: usize, n: usize, a: 
         b: keys,
         panel_stride: dim * PANEL,
         c: out.as_mut_ptr(),
-        ldc: n,
+        ldc: stride,
         accumulate: false,
     };
     // SAFETY: `out` holds the rows and is borrowed exclusively.
@@ -112,58 +90,73 @@ unsafe fn weigh_values(
     }
 }
 
-/// The values of `queries` weighed by `p` [queries, seen], a key outside a query's window being no term: the product
+/// What the scores of `queries` with the keys `seen` became, a row a query.
+struct Weights<'a> {
+    queries: Range<usize>,
+    seen: Range<usize>,
+    matrix: Matrix<'a>,
+}
+
+/// The values of the queries weighed, a key outside a query's window being no term: the product
 /// over all keys `seen`, and a row that came out NaN once more over its own, for +0 times an infinity is NaN.
 ///
 /// # Safety
 /// As [`weigh_values`].
-#[allow(clippy::too_many_arguments)] // the shape of a matrix product
 unsafe fn weigh_seen(
     kernels: &Kernels,
     shape: &Shape,
     segment: &Range<usize>,
-    queries: Range<usize>,
-    seen: Range<usize>,
-    p: &[f32],
+    weights: &Weights,
     values: &[f32],
     (out, ldc): (*mut f32, usize),
 ) {
-    let (len, dim, stride) = (segment.len(), shape.head_dim, seen.len());
+    let (len, dim, stride) = (segment.len(), shape.head_dim, weights.matrix.stride);
+    let (queries, seen) = (&weights.queries, &weights.seen);
     // SAFETY: forwarded.
     unsafe {
-        let whole = Matrix { data: p, stride };
-        weigh_values(kernels, queries.len(), dim, len, seen.clone(), whole, values, (out, ldc));
-        for (r, query) in queries.enumerate() {
+        weigh_values(kernels, queries.len(), dim, len, seen.clone(), weights.matrix, values, (out, ldc));
+        for (r, query) in queries.clone().enumerate() {
             let own = shape.seen(segment, &(query..query + 1));
             let row = std::slice::from_raw_parts(out.add(r * ldc), dim);
-            if own != seen && row.iter().any(|v| v.is_nan()) {
-                let own_weights = Matrix { data: &p[r * stride + own.start - seen.start..], stride };
+            if own != *seen && row.iter().any(|v| v.is_nan()) {
+                let data = &weights.matrix.data[r * stride + own.start - seen.start..];
+                let own_weights = Matrix { data, stride };
                 weigh_values(kernels, 1, dim, len, own, own_weights, values, (out.add(r * ldc), ldc));
             }
         }
     }
 }
 
+/// What a thread keeps between its tasks.
 #[derive(Default)]
-struct Scratch {
-    keys: Vec<f32>,
-    values: Vec<f32>,
-    scores: Vec<f32>,
+struct Buffers {
+    keys: Scratch,
+    values: Scratch,
+    scores: Scratch,
     terms: Terms,
+}
+
+/// Query rows whose scores, `stride` apart, are held at once: as many as stay in the first cache beside a group of panels.
+fn query_rows(stride: usize) -> usize {
+    /// Values of a block; rows at least and at most.
+    const VALUES: usize = 6 << 10;
+    const ROWS: [usize; 2] = [24, 96];
+    (VALUES / stride.max(1)).clamp(ROWS[0], ROWS[1]) / ROWS[0] * ROWS[0]
 }
 
 /// Bytes that a thread's scratch takes for sequences of `len` tokens; `relative` is the number of relative positions, 0
 /// where scores have no disentangled terms.
 pub(super) fn scratch_bytes(len: usize, head_dim: usize, relative: usize) -> usize {
     let padded = |n: usize| n.next_multiple_of(PANEL);
-    let attention = padded(len) * head_dim + padded(head_dim) * len + QUERY_BLOCK.min(len) * padded(len);
+    let queries = query_rows(padded(len)).min(len);
+    let attention = padded(len) * head_dim + padded(head_dim) * len + queries * padded(len);
     let rows = relative.min(2 * len);
-    let terms = rows * (len + QUERY_BLOCK) + padded(rows) * head_dim + if relative > 0 { 2 * len } else { 0 };
+    let terms = rows * (len + queries) + padded(rows) * head_dim + if relative > 0 { 2 * len } else { 0 };
     (attention + terms) * 4
 }
 
 thread_local! {
-    static SCRATCH: std::cell::RefCell<Scratch> = std::cell::RefCell::default();
+    static BUFFERS: std::cell::RefCell<Buffers> = std::cell::RefCell::default();
 }
 
 /// The scores of one head: `out` [len, len] for the rows of `segment`.
@@ -177,11 +170,12 @@ pub(super) fn head_scores(
 ) {
     let (len, dim) = (segment.len(), shape.head_dim);
     let (q, k) = (q.at(segment.start, head * dim), k.at(segment.start, shape.kv_column(head)));
-    SCRATCH.with_borrow_mut(|s| {
-        pack_keys(k, len, dim, &mut s.keys);
-        dot_keys(kernels, len, dim, len, q, &s.keys, out);
+    BUFFERS.with_borrow_mut(|s| {
+        let keys = s.keys.of_len(len.next_multiple_of(PANEL) * dim);
+        kernels.pack_columns(k, len, dim, keys);
+        dot_keys(kernels, [len, len, dim], q, keys, (out, len));
         s.terms.prepare(kernels, shape, head, segment, k);
-        s.terms.add(kernels, shape, segment, 0..len, 0..len, q, out);
+        s.terms.add(kernels, shape, segment, q, &mut Block { queries: 0..len, seen: 0..len, stride: len, scores: out });
     });
 }
 
@@ -196,10 +190,12 @@ pub(super) fn head_values(
 ) {
     let (len, dim, width) = (segment.len(), shape.head_dim, shape.heads * shape.head_dim);
     assert!(out.len() >= (len - 1) * width + dim, "head_values: the output is {} long", out.len());
-    SCRATCH.with_borrow_mut(|s| {
-        pack_values(v.at(segment.start, shape.kv_column(head)), len, dim, &mut s.values);
+    BUFFERS.with_borrow_mut(|s| {
+        let values = s.values.of_len(dim.next_multiple_of(PANEL) * len);
+        kernels.pack_rows(v.at(segment.start, shape.kv_column(head)), len, dim, values);
+        let weights = Weights { queries: 0..len, seen: 0..len, matrix: Matrix { data: p, stride: len } };
         // SAFETY: `out` is borrowed exclusively and holds the rows.
-        unsafe { weigh_seen(kernels, shape, segment, 0..len, 0..len, p, &s.values, (out.as_mut_ptr(), width)) };
+        unsafe { weigh_seen(kernels, shape, segment, &weights, values, (out.as_mut_ptr(), width)) };
     });
 }
 
@@ -220,7 +216,7 @@ pub(super) fn run(
         if !segment.is_empty() {
             // SAFETY: this task alone writes the columns of its head in the rows of its sequence, which lie inside
             // `out` by the assertion above.
-            SCRATCH.with_borrow_mut(|s| unsafe { one_head(kernels, shape, head, segment, views, output, s, cancel) });
+            BUFFERS.with_borrow_mut(|s| unsafe { one_head(kernels, shape, head, segment, views, output, s, cancel) });
         }
     };
     crate::fork::each(segments.len() * shape.heads, task);
@@ -236,31 +232,36 @@ unsafe fn one_head(
     segment: &Range<usize>,
     (q, k, v): (View, View, View),
     output: Output,
-    s: &mut Scratch,
+    s: &mut Buffers,
     cancel: &Cancel,
 ) {
     let (len, dim, width) = (segment.len(), shape.head_dim, shape.heads * shape.head_dim);
     let column = shape.kv_column(head);
     let keys = k.at(segment.start, column);
-    pack_keys(keys, len, dim, &mut s.keys);
-    pack_values(v.at(segment.start, column), len, dim, &mut s.values);
+    let packed_keys = s.keys.of_len(len.next_multiple_of(PANEL) * dim);
+    let values = s.values.of_len(dim.next_multiple_of(PANEL) * len);
+    kernels.pack_columns(keys, len, dim, packed_keys);
+    kernels.pack_rows(v.at(segment.start, column), len, dim, values);
     s.terms.prepare(kernels, shape, head, segment, keys);
-    for first in (0..len).step_by(QUERY_BLOCK) {
+    let step = query_rows(len.next_multiple_of(PANEL));
+    for first in (0..len).step_by(step) {
         if cancel.is_set() {
             return;
         }
-        let queries = first..len.min(first + QUERY_BLOCK);
-        let rows = queries.len();
+        let queries = first..len.min(first + step);
         let seen = shape.seen(segment, &queries);
         let seen = seen.start / VIRTUAL_LANES * VIRTUAL_LANES..seen.end;
-        s.scores.resize(rows * seen.len(), 0.0);
+        // Whole panels: the columns after the last key are written, and not read.
+        let (rows, stride) = (queries.len(), seen.len().next_multiple_of(PANEL));
         let query = q.at(segment.start + first, head * dim);
-        let packed = &s.keys[seen.start * dim..];
-        dot_keys(kernels, rows, dim, seen.len(), query, packed, &mut s.scores);
-        s.terms.add(kernels, shape, segment, queries.clone(), seen.clone(), query, &mut s.scores);
-        shape.softmax_rows(kernels, head, segment, queries.clone(), seen.clone(), &mut s.scores);
+        let scores = s.scores.of_len(rows * stride);
+        dot_keys(kernels, [rows, stride, dim], query, &packed_keys[seen.start * dim..], (scores, stride));
+        let mut block = Block { queries: queries.clone(), seen: seen.clone(), stride, scores };
+        s.terms.add(kernels, shape, segment, query, &mut block);
+        shape.softmax_rows(kernels, head, segment, block);
+        let weights = Weights { queries, seen, matrix: Matrix { data: scores, stride } };
         let out = output.at((segment.start + first) * width + head * dim);
         // SAFETY: forwarded.
-        unsafe { weigh_seen(kernels, shape, segment, queries, seen, &s.scores, &s.values, (out, width)) };
+        unsafe { weigh_seen(kernels, shape, segment, &weights, values, (out, width)) };
     }
 }

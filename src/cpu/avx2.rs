@@ -20,11 +20,43 @@ pub(super) unsafe fn fold(v: __m256) -> f32 {
     }
 }
 
+/// The greatest of eight lanes.
+///
+/// # Safety
+/// The CPU has AVX.
+#[inline(always)]
+pub(super) unsafe fn greatest(v: __m256) -> f32 {
+    // SAFETY: forwarded.
+    unsafe {
+        let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+        let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+        _mm_cvtss_f32(_mm_max_ss(v, _mm_shuffle_ps::<1>(v, v)))
+    }
+}
+
+/// All bits set in the first `n` lanes.
+///
+/// # Safety
+/// The CPU has AVX2.
+#[inline(always)]
+unsafe fn mask(n: usize) -> __m256i {
+    // SAFETY: forwarded.
+    unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)) }
+}
+
 impl Vector for __m256 {
     const LANES: usize = 8;
     vector_operations! {
         fn load(p: *const f32) -> Self = _mm256_loadu_ps(p);
         fn store(self, p: *mut f32) = _mm256_storeu_ps(p, self);
+        fn load_part(p: *const f32, n: usize) -> Self = _mm256_maskload_ps(p, mask(n));
+        fn store_part(self, p: *mut f32, n: usize) = _mm256_maskstore_ps(p, mask(n), self);
+        fn first(self, n: usize, rest: Self) -> Self = _mm256_blendv_ps(rest, self, _mm256_castsi256_ps(mask(n)));
+        fn zip(self, o: Self) -> (Self, Self) = {
+            // Of each half of 128 bits.
+            let (low, high) = (_mm256_unpacklo_ps(self, o), _mm256_unpackhi_ps(self, o));
+            (_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high))
+        };
         fn load_f16(p: *const u16) -> Self = _mm256_cvtph_ps(_mm_loadu_si128(p.cast()));
         fn load_bf16(p: *const u16) -> Self = {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
@@ -47,6 +79,7 @@ impl Vector for __m256 {
             _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
         };
         fn fold(self) -> f32 = fold(self);
+        fn greatest(self) -> f32 = greatest(self);
     }
 }
 

@@ -40,6 +40,16 @@ impl Vector for __m512 {
             let biased = _mm512_castps_si512(_mm512_add_ps(self, _mm512_set1_ps(POW2_MAGIC)));
             _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
         };
+        fn first(self, n: usize, rest: Self) -> Self = _mm512_mask_mov_ps(rest, mask(n), self);
+        fn zip(self, o: Self) -> (Self, Self) = {
+            let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            let high = _mm512_or_si512(low, _mm512_set1_epi32(8));
+            (_mm512_permutex2var_ps(self, low, o), _mm512_permutex2var_ps(self, high, o))
+        };
+        fn greatest(self) -> f32 = {
+            let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self)));
+            super::avx2::greatest(_mm256_max_ps(_mm512_castps512_ps256(self), high))
+        };
         fn fold(self) -> f32 = {
             let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(self)));
             super::avx2::fold(_mm256_add_ps(_mm512_castps512_ps256(self), high))

@@ -12,6 +12,7 @@ use super::memory::Pool;
 use super::operands::{host, host_mut, indices, shape, view};
 use super::packed::{self, PackedMatrix, Product};
 use super::quant::QuantKernels;
+use super::scores::Block;
 use super::table::Kernels;
 use super::{dispatch, pooling};
 use crate::error::Result;
@@ -250,8 +251,9 @@ impl GpuCompute for CpuCompute {
             for head in 0..s.heads {
                 let (part, tail) = rest.split_at_mut(segment.len() * segment.len());
                 rest = tail;
-                let all = 0..segment.len();
-                shape.softmax_rows(self.kernels, head, segment, all.clone(), all, part);
+                let (all, stride) = (0..segment.len(), segment.len());
+                let block = Block { queries: all.clone(), seen: all, stride, scores: part };
+                shape.softmax_rows(self.kernels, head, segment, block);
             }
         }
         Ok(())

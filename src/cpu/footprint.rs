@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::attention;
 use super::memory::{buffer_bytes, class, resident, with_slack};
 use super::packed::PackedMatrix;
+use super::simd::PANEL;
 use crate::error::Result;
 use crate::gpu::{
     Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer, KvStore,
@@ -180,7 +181,7 @@ impl GpuCompute for Footprint {
     fn attend(&self, _: Columns, stores: &[&KvStore], s: &StoredAttention, _: &mut Buffer) -> Result<()> {
         let longest = stores.iter().map(|store| store.len()).max().unwrap_or(0);
         let rows = s.segments.iter().map(|segment| segment.len()).max().unwrap_or(0);
-        self.scratch(longest * rows.clamp(s.heads, 96) * 4);
+        self.scratch(longest.next_multiple_of(PANEL) * rows.clamp(s.heads, 96) * 4);
         Ok(())
     }
 

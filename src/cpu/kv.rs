@@ -10,9 +10,9 @@ use std::sync::Arc;
 use super::attention::View;
 use super::cancel::Cancel;
 use super::gemm::K_BLOCK;
-use super::memory::AlignedBuf;
+use super::memory::{AlignedBuf, Scratch};
 use super::packed::Output;
-use super::scores::{Bias, Shape};
+use super::scores::{self, Bias, Shape};
 use super::simd::{PANEL, VIRTUAL_LANES};
 use super::table::{Kernels, Matrix, Multiply};
 use crate::error::{InferError, Result};
@@ -171,7 +171,7 @@ pub(super) fn attend(
 }
 
 thread_local! {
-    static SCORES: std::cell::RefCell<Vec<f32>> = const { std::cell::RefCell::new(Vec::new()) };
+    static SCORES: std::cell::RefCell<Scratch> = std::cell::RefCell::default();
 }
 
 /// The rows `rows` of a sequence (counted from its first new one): one head, or one row with several heads.
@@ -187,7 +187,7 @@ unsafe fn block(
     rows: Range<usize>,
     q: View,
     output: Output,
-    scores: &mut Vec<f32>,
+    scores: &mut Scratch,
 ) {
     let (dim, width, whole) = (shape.head_dim, shape.heads * shape.head_dim, 0..sequence.len);
     let first = sequence.len - sequence.rows.len() + rows.start;
@@ -201,7 +201,8 @@ unsafe fn block(
     if heads_abreast {
         (count, ldc, query.stride) = (heads.len(), dim, dim);
     }
-    scores.resize(count * seen.len(), 0.0);
+    let stride = seen.len().next_multiple_of(PANEL);
+    let scores = scores.of_len(count * stride);
     let kv_head = shape.kv_column(heads.start) / dim;
     let out = output.at(row * width + heads.start * dim);
     let parts = |keys: Range<usize>| {
@@ -218,18 +219,16 @@ unsafe fn block(
             b: &held.keys[kv_head * BLOCK * dim + part.start % BLOCK * dim..][..(BLOCK - part.start % BLOCK) * dim],
             panel_stride: dim * PANEL,
             c: scores[part.start - seen.start..].as_mut_ptr(),
-            ldc: seen.len(),
+            ldc: stride,
             accumulate: false,
         };
-        // SAFETY: `scores` holds `count` rows of `seen.len()` and is this thread's.
+        // SAFETY: `scores` holds `count` rows, `stride` apart, and is this thread's.
         unsafe { kernels.multiply(&product) };
     }
-    if heads.len() == 1 {
-        shape.softmax_rows(kernels, heads.start, &whole, queries.clone(), seen.clone(), scores);
-    } else {
-        for (head, row) in heads.zip(scores.chunks_exact_mut(seen.len())) {
-            shape.softmax_rows(kernels, head, &whole, queries.clone(), seen.clone(), row);
-        }
+    let per_head = if heads_abreast { stride } else { count * stride };
+    for (head, scores) in heads.zip(scores.chunks_exact_mut(per_head)) {
+        let block = scores::Block { queries: queries.clone(), seen: seen.clone(), stride, scores };
+        shape.softmax_rows(kernels, head, &whole, block);
     }
     let weigh = |rows: Range<usize>, keys: Range<usize>| {
         let out = out.wrapping_add(rows.start * ldc);
@@ -240,12 +239,12 @@ unsafe fn block(
         for (b, part) in parts(keys) {
             let Some(held) = &sequence.keys.blocks[b] else { unreachable!("block {b} of the window was forgotten") };
             let values = &held.values[kv_head * values_of_head(dim)..][..values_of_head(dim)];
-            let first = rows.start * seen.len() + part.start - seen.start;
+            let first = rows.start * stride + part.start - seen.start;
             let product = Multiply {
                 rows: rows.len(),
                 n: dim,
                 k: part.clone(),
-                a: Matrix { data: &scores[first..], stride: seen.len() },
+                a: Matrix { data: &scores[first..], stride },
                 b: &values[part.start % BLOCK * PANEL..],
                 panel_stride: BLOCK * PANEL,
                 c: out,

@@ -88,6 +88,23 @@ impl<T: Plain> DerefMut for AlignedBuf<T> {
     }
 }
 
+/// A thread's scratch, aligned to a cache line. It only grows; its values are those of earlier uses.
+#[derive(Default)]
+pub(super) struct Scratch(Vec<CacheLine>);
+
+impl Scratch {
+    /// The first `len` values.
+    pub fn of_len(&mut self, len: usize) -> &mut [f32] {
+        let lines = (len * size_of::<f32>()).div_ceil(size_of::<CacheLine>());
+        if let Some(missing) = lines.checked_sub(self.0.len()) {
+            self.0.reserve_exact(missing);
+            self.0.resize(lines, CacheLine([0; 64]));
+        }
+        // SAFETY: the lines hold `len` initialised values, aligned, and are borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), len) }
+    }
+}
+
 /// Bytes that a buffer of `capacity` bytes takes of memory once its first `touched` bytes were written: whole huge pages
 /// where they are asked for.
 pub(super) fn resident(capacity: usize, touched: usize) -> usize {

@@ -19,6 +19,7 @@ mod memory;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod operands;
+mod pack;
 mod packed;
 pub mod peak;
 mod pooling;

@@ -41,6 +41,10 @@ impl Vector for float32x4_t {
         fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self = vbslq_f32(vcltq_f32(x, y), a, b);
         fn abs(self) -> Self = vabsq_f32(self);
         fn neg(self) -> Self = vnegq_f32(self);
+        fn first(self, n: usize, rest: Self) -> Self =
+            vbslq_f32(vcltq_u32(vld1q_u32([0, 1, 2, 3].as_ptr()), vdupq_n_u32(n as u32)), self, rest);
+        fn zip(self, o: Self) -> (Self, Self) = (vzip1q_f32(self, o), vzip2q_f32(self, o));
+        fn greatest(self) -> f32 = vmaxnmvq_f32(self);
         fn pow2(self) -> Self = {
             let biased = vreinterpretq_s32_f32(vaddq_f32(self, vdupq_n_f32(POW2_MAGIC)));
             vreinterpretq_f32_s32(vshlq_n_s32::<23>(biased))

@@ -43,6 +43,13 @@ unsafe fn store<V: Vector>(v: V, p: *mut f32, n: usize) {
     unsafe { if n == V::LANES { v.store(p) } else { v.store_part(p, n) } }
 }
 
+/// The first `n` lanes, the others of `rest`.
+#[inline(always)]
+unsafe fn first<V: Vector>(v: V, n: usize, rest: V) -> V {
+    // SAFETY: forwarded.
+    unsafe { if n == V::LANES { v } else { v.first(n, rest) } }
+}
+
 /// Sum over `0..$len` of `$term`, which is `$acc` plus (or FMA) the n values at i; padding lanes add +0. Used inside
 /// `unsafe`, for the vector operations.
 macro_rules! reduce {
@@ -181,9 +188,9 @@ pub(crate) unsafe fn softmax<V: Vector>(x: &mut [f32], scale: f32, bias: Option<
     let (p, len) = (x.as_mut_ptr(), x.len());
     // SAFETY: the caller gives `bias` the length of `x`.
     unsafe {
-        let mut top = V::splat(f32::NEG_INFINITY);
+        let (zero, none) = (V::splat(0.0), V::splat(f32::NEG_INFINITY));
         let factor = V::splat(scale);
-        let mut peak = f32::NEG_INFINITY;
+        let mut top = none;
         pieces!(V, len, |i, n| {
             let v = load::<V>(p.add(i), n);
             let z = match bias {
@@ -191,26 +198,18 @@ pub(crate) unsafe fn softmax<V: Vector>(x: &mut [f32], scale: f32, bias: Option<
                 None => v.mul(factor),
             };
             store(z, p.add(i), n);
-            if n == V::LANES {
-                top = V::greater(z, top);
-            } else {
-                for j in 0..n {
-                    let value = *p.add(i + j);
-                    peak = if peak < value { value } else { peak };
-                }
-            }
+            top = V::greater(first(z, n, none), top);
         });
-        let mut lanes = [f32::NEG_INFINITY; super::simd::PANEL];
-        top.store(lanes.as_mut_ptr());
-        for value in lanes {
-            peak = if peak < value { value } else { peak };
-        }
-        let peak = V::splat(peak);
+        let peak = V::splat(top.greatest());
         let sum = reduce!(V, len, |acc, i, n| {
-            let d = load::<V>(p.wrapping_add(i), n).sub(peak);
-            let e = V::select_lt(d, V::splat(NO_WEIGHT), V::splat(0.0), math::exp_between(d));
-            store(e, p.wrapping_add(i), n);
-            acc.add(load(p.wrapping_add(i), n)) // re-read: padding lanes are +0
+            if n == 0 {
+                acc.add(zero)
+            } else {
+                let d = load::<V>(p.add(i), n).sub(peak);
+                let e = V::select_lt(d, V::splat(NO_WEIGHT), zero, math::exp_between(d));
+                store(e, p.add(i), n);
+                acc.add(first(e, n, zero))
+            }
         });
         let inverse = V::splat(1.0 / sum);
         pieces!(V, len, |i, n| store(load::<V>(p.add(i), n).mul(inverse), p.add(i), n));
@@ -226,8 +225,9 @@ pub(crate) unsafe fn layer_norm<V: Vector>(x: &mut [f32], gamma: &[f32], beta: O
         let mean = reduce!(V, len, |acc, i, n| acc.add(load(p.wrapping_add(i), n))) / len as f32;
         let mean = V::splat(mean);
         let squares = reduce!(V, len, |acc, i, n| {
-            store(load::<V>(p.wrapping_add(i), n).sub(mean), p.wrapping_add(i), n);
-            let d = load::<V>(p.wrapping_add(i), n); // re-read: padding lanes are +0
+            let d = load::<V>(p.wrapping_add(i), n).sub(mean);
+            store(d, p.wrapping_add(i), n);
+            let d = first(d, n, V::splat(0.0));
             d.mul_add(d, acc)
         });
         let inverse = inverse_root(squares / len as f32 + eps);

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
-use super::attention::{dot_keys, pack_keys};
-use super::simd::VIRTUAL_LANES;
+use super::attention::dot_keys;
+use super::memory::Scratch;
+use super::simd::{PANEL, VIRTUAL_LANES};
 use super::table::{Kernels, Matrix};
 use crate::gpu::{Activation, KeyWindow};
 
@@ -26,6 +27,22 @@ pub(super) enum Bias<'a> {
     Alibi(&'a [f32]),
     Distance { table: &'a [f32], reach: usize },
     Disentangled { map: &'a [u32], reach: usize, keys: Option<&'a [f32]>, queries: Option<&'a [f32]> },
+}
+
+/// Scores of `queries` with the keys `seen`, both counted from the sequence's start; a row a query, `stride` apart.
+pub(super) struct Block<'a> {
+    pub queries: Range<usize>,
+    pub seen: Range<usize>,
+    pub stride: usize,
+    pub scores: &'a mut [f32],
+}
+
+impl Block<'_> {
+    /// Each query and its scores.
+    fn rows(&mut self) -> impl Iterator<Item = (usize, &mut [f32])> {
+        let keys = self.seen.len();
+        self.queries.clone().zip(self.scores.chunks_mut(self.stride).map(move |row| &mut row[..keys]))
+    }
 }
 
 /// from - to, limited to -reach..=reach and counted from -reach.
@@ -77,19 +94,11 @@ impl Shape<'_> {
         Some(out)
     }
 
-    /// Softmax of the scores of `queries` with the keys `seen`, both counted from the segment's start, `seen` from a
-    /// multiple of the virtual lanes. A key outside a query's window becomes +0, whatever it and its bias hold.
-    pub fn softmax_rows(
-        &self,
-        kernels: &Kernels,
-        head: usize,
-        segment: &Range<usize>,
-        queries: Range<usize>,
-        seen: Range<usize>,
-        scores: &mut [f32],
-    ) {
-        let mut bias = Vec::new();
-        for (row, query) in scores.chunks_exact_mut(seen.len()).zip(queries) {
+    /// Softmax of scores whose keys begin at a multiple of the virtual lanes. A key outside a query's window becomes +0,
+    /// whatever it and its bias hold.
+    pub fn softmax_rows(&self, kernels: &Kernels, head: usize, segment: &Range<usize>, mut block: Block) {
+        let (mut bias, seen) = (Vec::new(), block.seen.clone());
+        for (query, row) in block.rows() {
             let own = self.seen(segment, &(query..query + 1));
             // Softmax sums by lanes counted from key 0: leaving out whole groups of lanes changes nothing.
             let start = own.start / VIRTUAL_LANES * VIRTUAL_LANES;
@@ -128,12 +137,12 @@ pub(super) struct Terms {
     /// The first table row in use, and how many are.
     first: usize,
     rows: usize,
-    packed: Vec<f32>,
+    packed: Scratch,
     /// k_j . position_queries[m], [len, rows]
     by_key: Vec<f32>,
     /// q_i . position_keys[m], [queries, rows]
     by_query: Vec<f32>,
-    scratch: Vec<u32>,
+    looked_up: Vec<u32>,
 }
 
 impl Terms {
@@ -150,47 +159,42 @@ impl Terms {
         let last = 2 * len - 1;
         let row = |x| map[step(len as u32 - 1, x, reach)] - self.first as u32;
         self.by_distance.extend((0..last as u32).map(row));
-        let table = |t: &[f32], out: &mut Vec<f32>| {
-            let rows = Matrix { data: &t[self.first * width + head * dim..], stride: width };
-            pack_keys(rows, self.rows, dim, out);
+        let (first, rows) = (self.first, self.rows);
+        let packed = self.packed.of_len(rows.next_multiple_of(PANEL) * dim);
+        let pack = |t: &[f32], packed: &mut [f32]| {
+            let table = Matrix { data: &t[first * width + head * dim..], stride: width };
+            kernels.pack_columns(table, rows, dim, packed);
         };
         if let Some(t) = queries {
-            table(t, &mut self.packed);
-            self.by_key.resize(len * self.rows, 0.0);
-            dot_keys(kernels, len, dim, self.rows, k, &self.packed, &mut self.by_key);
+            pack(t, packed);
+            self.by_key.resize(len * rows, 0.0);
+            dot_keys(kernels, [len, rows, dim], k, packed, (&mut self.by_key, rows));
         }
         if let Some(t) = keys {
-            table(t, &mut self.packed);
+            pack(t, packed);
         }
     }
 
-    /// Adds the terms to the scores of `queries` with the keys `seen`; `q` is the first query's row.
-    #[allow(clippy::too_many_arguments)] // a block of scores and where it lies
-    pub fn add(
-        &mut self,
-        kernels: &Kernels,
-        shape: &Shape,
-        segment: &Range<usize>,
-        queries: Range<usize>,
-        seen: Range<usize>,
-        q: Matrix,
-        scores: &mut [f32],
-    ) {
+    /// Adds the terms to the scores of a block; `q` is its first query's row.
+    pub fn add(&mut self, kernels: &Kernels, shape: &Shape, segment: &Range<usize>, q: Matrix, block: &mut Block) {
         let Bias::Disentangled { map, reach, keys, queries: by_key } = shape.bias else { return };
         if keys.is_some() {
-            self.by_query.resize(queries.len() * self.rows, 0.0);
-            dot_keys(kernels, queries.len(), shape.head_dim, self.rows, q, &self.packed, &mut self.by_query);
+            let (dim, rows, queries) = (shape.head_dim, self.rows, block.queries.len());
+            self.by_query.resize(queries * rows, 0.0);
+            let packed = self.packed.of_len(rows.next_multiple_of(PANEL) * dim);
+            dot_keys(kernels, [queries, rows, dim], q, packed, (&mut self.by_query, rows));
         }
         let positions = &shape.positions[segment.clone()];
-        for (r, row) in scores.chunks_exact_mut(seen.len()).take(queries.len()).enumerate() {
-            let query = queries.start + r;
+        let (first, seen) = (block.queries.start, block.seen.clone());
+        for (query, row) in block.rows() {
+            let r = query - first;
             let at: &[u32] = if self.consecutive {
                 &self.by_distance[segment.len() - 1 - query..][seen.clone()]
             } else {
                 let row = |p: &u32| map[step(positions[query], *p, reach)] - self.first as u32;
-                self.scratch.clear();
-                self.scratch.extend(positions[seen.clone()].iter().map(row));
-                &self.scratch
+                self.looked_up.clear();
+                self.looked_up.extend(positions[seen.clone()].iter().map(row));
+                &self.looked_up
             };
             if keys.is_some() {
                 let line = &self.by_query[r * self.rows..][..self.rows];

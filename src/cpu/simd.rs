@@ -38,6 +38,20 @@ pub(crate) trait Vector: Copy {
             std::ptr::copy_nonoverlapping(padded.as_ptr(), p, n);
         }
     }
+    /// The first `n <= LANES` lanes; the other lanes are `rest`'s.
+    #[inline(always)]
+    unsafe fn first(self, n: usize, rest: Self) -> Self {
+        let (mut lanes, mut own) = ([0f32; PANEL], [0f32; PANEL]);
+        // SAFETY: the arrays hold a whole register.
+        unsafe {
+            rest.store(lanes.as_mut_ptr());
+            self.store(own.as_mut_ptr());
+            lanes[..n].copy_from_slice(&own[..n]);
+            Self::load(lanes.as_ptr())
+        }
+    }
+    /// The lanes of both in turn, self's first: of the lower halves, and of the upper halves.
+    unsafe fn zip(self, o: Self) -> (Self, Self);
     /// Widens a register of binary16 bits, exactly.
     unsafe fn load_f16(p: *const u16) -> Self;
     /// Widens a register of bfloat16 bits, exactly.
@@ -93,6 +107,31 @@ pub(crate) trait Vector: Copy {
         }
         lanes[0]
     }
+    /// The greatest lane, where none is NaN; either zero where it is 0.
+    #[inline(always)]
+    unsafe fn greatest(self) -> f32 {
+        let mut lanes = [f32::NEG_INFINITY; PANEL];
+        // SAFETY: `lanes` holds a whole register.
+        unsafe { self.store(lanes.as_mut_ptr()) };
+        lanes.iter().fold(f32::NEG_INFINITY, |top, lane| if top < *lane { *lane } else { top })
+    }
+}
+
+/// Transposes the first LANES registers, each a row of as many columns.
+///
+/// Zipping row i with row i + LANES/2 into rows 2i and 2i + 1 rotates the bits of (row, column) by one.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn transpose<V: Vector>(rows: &mut [V; PANEL]) {
+    for _ in 0..V::LANES.ilog2() {
+        let from = *rows;
+        for i in 0..V::LANES / 2 {
+            // SAFETY: forwarded.
+            (rows[2 * i], rows[2 * i + 1]) = unsafe { from[i].zip(from[i + V::LANES / 2]) };
+        }
+    }
 }
 
 /// 1.5 * 2^23: adding and subtracting it rounds to an integer, ties to even.
@@ -132,5 +171,7 @@ impl Vector for f32 {
         fn abs(self) -> Self = f32::abs(self);
         fn neg(self) -> Self = -self;
         fn pow2(self) -> Self = f32::from_bits((self + POW2_MAGIC).to_bits() << 23);
+        fn first(self, n: usize, rest: Self) -> Self = if n == 0 { rest } else { self };
+        fn zip(self, o: Self) -> (Self, Self) = (self, o);
     }
 }

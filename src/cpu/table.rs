@@ -41,6 +41,8 @@ pub(super) struct Raw {
     pub layer_norm: unsafe fn(&mut [f32], &[f32], OptionalRow, f32),
     pub rms_norm: unsafe fn(&mut [f32], &[f32], f32),
     pub l2_normalize: unsafe fn(&mut [f32]),
+    pub pack_columns: unsafe fn(Matrix, usize, usize, *mut f32),
+    pub pack_rows: unsafe fn(Matrix, usize, usize, *mut f32),
     pub block: unsafe fn(&gemm::Block),
     /// Over panels of binary16 and of bfloat16, at most [`gemm::HALF_ROWS`] rows.
     pub f16_block: unsafe fn(&gemm::Block<u16>),
@@ -68,6 +70,10 @@ macro_rules! kernel_table {
                 (x: &mut [f32], g: &[f32], b: Option<&[f32]>, eps: f32));
             stamp!(rms_norm($($features)?) = rows::rms_norm::<$vector>; (x: &mut [f32], g: &[f32], eps: f32));
             stamp!(l2_normalize($($features)?) = rows::l2_normalize::<$vector>; (x: &mut [f32]));
+            stamp!(pack_columns($($features)?) = crate::cpu::pack::columns::<$vector>;
+                (m: crate::cpu::table::Matrix, rows: usize, cols: usize, out: *mut f32));
+            stamp!(pack_rows($($features)?) = crate::cpu::pack::rows::<$vector>;
+                (m: crate::cpu::table::Matrix, rows: usize, cols: usize, out: *mut f32));
             $(#[target_feature(enable = $features)])?
             unsafe fn block(b: &gemm::Block) {
                 // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
@@ -96,8 +102,8 @@ macro_rules! kernel_table {
                 raw: crate::cpu::table::Raw {
                     tile_rows: $tile_rows,
                     tile_panels: $tile_panels,
-                    activation, exp, finish, add, mul, dot, softmax, layer_norm, rms_norm, l2_normalize, block,
-                    f16_block, bf16_block,
+                    activation, exp, finish, add, mul, dot, softmax, layer_norm, rms_norm, l2_normalize,
+                    pack_columns, pack_rows, block, f16_block, bf16_block,
                 },
             }
         };
@@ -122,6 +128,14 @@ pub(super) use stamp;
 pub(crate) struct Matrix<'a> {
     pub data: &'a [f32],
     pub stride: usize,
+}
+
+impl Matrix<'_> {
+    /// Panics unless `rows` rows of `cols` values are there.
+    fn check(&self, rows: usize, cols: usize) {
+        let needed = rows.checked_sub(1).map_or(0, |before| before * self.stride + cols);
+        assert!(self.data.len() >= needed, "a matrix of {rows} x {cols} is {} long", self.data.len());
+    }
 }
 
 impl Kernels {
@@ -208,6 +222,24 @@ impl Kernels {
         unsafe { (self.raw.l2_normalize)(x) }
     }
 
+    /// The first `rows` rows of `m`, each of `cols` values, transposed into panels `[row / 16][column][row % 16]`, missing
+    /// rows +0.
+    pub(crate) fn pack_columns(&self, m: Matrix, rows: usize, cols: usize, out: &mut [f32]) {
+        m.check(rows, cols);
+        assert!(out.len() >= rows.next_multiple_of(PANEL) * cols, "pack_columns: the panels are {} long", out.len());
+        // SAFETY: as above; the matrix and the panels hold what is touched.
+        unsafe { (self.raw.pack_columns)(m, rows, cols, out.as_mut_ptr()) }
+    }
+
+    /// The first `rows` rows of `m`, each of `cols` values, in panels `[column / 16][row][column % 16]`, missing columns
+    /// +0.
+    pub(crate) fn pack_rows(&self, m: Matrix, rows: usize, cols: usize, out: &mut [f32]) {
+        m.check(rows, cols);
+        assert!(out.len() >= cols.next_multiple_of(PANEL) * rows, "pack_rows: the panels are {} long", out.len());
+        // SAFETY: as above; the matrix and the panels hold what is touched.
+        unsafe { (self.raw.pack_rows)(m, rows, cols, out.as_mut_ptr()) }
+    }
+
     /// A product of two activations inside attention, by this thread alone.
     ///
     /// # Safety
@@ -218,7 +250,8 @@ impl Kernels {
             return;
         }
         let k = p.k.len();
-        assert!(k > 0 && p.a.data.len() >= (p.rows - 1) * p.a.stride + k, "multiply: A is {} long", p.a.data.len());
+        assert!(k > 0, "multiply: no terms");
+        p.a.check(p.rows, k);
         assert!(p.b.len() >= (panels - 1) * p.panel_stride + k * PANEL, "multiply: B is {} long", p.b.len());
         let mut start = p.k.start;
         while start < p.k.end {

@@ -69,7 +69,7 @@ impl Profile {
         let (batch_tokens, window_batches, memory_percent, oom_retry) = match self {
             Self::Proof => (512, 1, 50, false),
             Self::Interactive => (256, 8, 25, true),
-            Self::Throughput => (1024, 64, 80, true),
+            Self::Throughput => (512, 128, 80, true),
             Self::Ci => (512, 16, 50, true),
         };
         Settings { batch_tokens, window_batches, memory_percent, oom_retry }

@@ -31,7 +31,7 @@ fn profiles_differ_in_what_they_take() {
     };
     assert_eq!(of(Profile::Proof), (1, 1, 512, 512, 8191, false));
     assert_eq!(of(Profile::Interactive), (7, 7, 256, 2048, 4095, true));
-    assert_eq!(of(Profile::Throughput), (8, 8, 1024, 65_536, 13_107, true));
+    assert_eq!(of(Profile::Throughput), (8, 8, 512, 65_536, 13_107, true));
     assert_eq!(of(Profile::Ci), (4, 4, 512, 8192, 8191, true));
     assert_eq!(plan(Profile::Interactive, 1).embedding.threads.value, 1);
 }
