@@ -59,10 +59,8 @@ pub fn run(folder: &Path, threads: usize, precision: Precision) -> Result<Done> 
                     let bytes: Vec<u8> = vectors.iter().flatten().flat_map(|v| v.to_le_bytes()).collect();
                     std::fs::write(&out, bytes).map_err(|e| Failure::io(&out, &e))?;
                 }
-                let (texts, of_tokenizer) = (corpus.len(), serde_json::Value::Null);
-                say(&json!({
-                    "event": "done", "seconds": seconds, "tok_s": of_tokenizer, "texts": texts, "tokens": tokens
-                }))?;
+                let texts = corpus.len();
+                say(&json!({"event": "done", "seconds": seconds, "texts": texts, "tokens": tokens}))?;
             }
             Command::Quit => break,
         }
