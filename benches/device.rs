@@ -71,7 +71,9 @@ fn fma_peak(device: &dyn Device, steps: u32) -> Result<f64> {
     let time = seconds(|| {
         let args = steps.to_ne_bytes();
         let (grid, threads) = ([groups, 1, 1], [256, 1, 1]);
-        device.launch(&Launch { kernel: "measure_fma", grid, threads, buffers: &buffers, args: &args })?;
+        let launch = Launch { kernel: "measure_fma", grid, threads, buffers: &buffers, args: &args };
+        // SAFETY: it writes a value for each thread of the grid.
+        unsafe { device.launch(&launch) }?;
         Ok(device.read(&out, 0, &mut [0; 4])?)
     })?;
     Ok(2.0 * 128.0 * f64::from(steps) * f64::from(groups) * 256.0 / time)

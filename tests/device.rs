@@ -44,7 +44,10 @@ fn combine(device: &dyn Device, kernel: &'static str, x: &Memory, y: &Memory, fi
     let buffers = [x, y].map(|memory| Binding { memory, offset: first * 4 });
     let count = (x.bytes() / 4 - first) as u32;
     let grid = [count.div_ceil(256), 1, 1];
-    device.launch(&Launch { kernel, grid, threads: [256, 1, 1], buffers: &buffers, args: &count.to_ne_bytes() })
+    let launch = Launch { kernel, grid, threads: [256, 1, 1], buffers: &buffers, args: &count.to_ne_bytes() };
+    assert!(x.bytes() == y.bytes());
+    // SAFETY: both buffers hold `count` values from `first` on.
+    unsafe { device.launch(&launch) }
 }
 
 /// A call sees what all earlier ones wrote, and nothing of later ones.
@@ -84,6 +87,31 @@ fn ranges_begin_where_they_say() {
         let mut two = [0; 8];
         device.read(&x, 12, &mut two).unwrap();
         assert_eq!(two[..], bytes(&[44.0, 55.0]), "{name}");
+    });
+}
+
+/// Ranges that do not lie in their memory are refused, and nothing is read or written.
+#[test]
+fn ranges_beyond_the_memory_are_refused() {
+    each_device("ranges_beyond_the_memory_are_refused", |name, device| {
+        let (x, y) = (memory(device, &[1; 12]), memory(device, &[2; 16]));
+        let refused = |result: DeviceResult<()>, text: &str| match result {
+            Err(DeviceError::Refused { operation, detail }) => {
+                assert_eq!((&*operation, &*detail), ("memory", text), "{name}");
+            }
+            other => panic!("{name}: {other:?} in place of {text}"),
+        };
+        for (offset, len) in [(0, 16), (8, 8), (12, 4), (1 << 40, 4), (usize::MAX - 3, 8)] {
+            let text = format!("{len} bytes from {offset} on were asked for, it has 12");
+            refused(device.upload(&x, offset, &vec![3; len]), &text);
+            let mut out = vec![4; len];
+            refused(device.read(&x, offset, &mut out), &text);
+            assert_eq!(out, vec![4; len], "{name}");
+            let (inside, outside) = (Binding { memory: &y, offset: 0 }, Binding { memory: &x, offset });
+            refused(device.copy(inside, outside, len), &text);
+            refused(device.copy(outside, inside, len), &text);
+        }
+        assert_eq!((read(device, &x), read(device, &y)), (vec![1; 12], vec![2; 16]), "{name}");
     });
 }
 
@@ -135,7 +163,8 @@ fn the_fma_peak_is_made_of_fma() {
         let buffers = [Binding { memory: &out, offset: 0 }];
         let (grid, args) = ([groups as u32, 1, 1], u32::to_ne_bytes(count));
         let launch = Launch { kernel: "measure_fma", grid, threads: [256, 1, 1], buffers: &buffers, args: &args };
-        device.launch(&launch).unwrap();
+        // SAFETY: a value for each thread of the grid.
+        unsafe { device.launch(&launch) }.unwrap();
         let factor = 1.0 / (count + 1) as f32;
         let chain = |i: usize, term: f32| (0..8 * count).fold(i as f32, |c, _| c.mul_add(factor, term));
         let expected = (0..groups * 256).map(|at| (0..16).fold(0.0, |sum, i| sum + chain(i, at as f32)));
@@ -151,7 +180,8 @@ fn a_refused_call_leaves_the_device_working() {
         for (kernel, threads) in [("no_such_kernel", 256), ("add_values", 4096)] {
             let launch =
                 Launch { kernel, grid: [1; 3], threads: [threads, 1, 1], buffers: &[at, at], args: &[2, 0, 0, 0] };
-            let refused = device.launch(&launch).unwrap_err();
+            // SAFETY: it does not run; it would add the two values.
+            let refused = unsafe { device.launch(&launch) }.unwrap_err();
             assert!(
                 matches!(&refused, DeviceError::Refused { operation, .. } if operation == kernel),
                 "{name}: {refused}"
@@ -159,11 +189,40 @@ fn a_refused_call_leaves_the_device_working() {
         }
         let refused = device.alloc(1 << 60).err().unwrap();
         assert_eq!(refused, DeviceError::OutOfMemory { bytes: 1 << 60 }, "{name}");
-        let foreign = Memory::new(8, 0u8);
-        assert!(matches!(device.upload(&foreign, 0, &[0; 8]), Err(DeviceError::Refused { .. })), "{name}");
         combine(device, "add_values", &x, &x, 0).unwrap();
         assert_eq!(values(device, &x), [2.0, 4.0], "{name}");
     });
+}
+
+/// Memory of another device, of the same kind too, is refused by every call.
+fn refuses_foreign_memory(name: &str, device: &dyn Device, other: &dyn Device) {
+    let own = memory(device, &bytes(&[1.0, 2.0]));
+    for foreign in [memory(other, &bytes(&[3.0, 4.0])), Memory::new(8, 0u8)] {
+        let [mine, theirs] = [&own, &foreign].map(|memory| Binding { memory, offset: 0 });
+        let results = [
+            device.upload(&foreign, 0, &[0; 8]),
+            device.read(&foreign, 0, &mut [0; 8]),
+            device.copy(mine, theirs, 8),
+            device.copy(theirs, mine, 8),
+            combine(device, "add_values", &own, &foreign, 0),
+        ];
+        for result in results {
+            assert_eq!(result, Err(DeviceError::foreign()), "{name}");
+        }
+    }
+    assert_eq!(values(device, &own), [1.0, 2.0], "{name}");
+}
+
+#[test]
+fn memory_of_another_device_is_refused() {
+    let test = "memory_of_another_device_is_refused";
+    if emulated::available(test) {
+        let device = || Emulated::new(Order::Ascending, 64);
+        refuses_foreign_memory("emulated", &device(), &device());
+    }
+    for gpu in devices::gpus(test) {
+        refuses_foreign_memory(&gpu.name, &*gpu.device, &*devices::open(gpu.compute.backend()));
+    }
 }
 
 /// Calls from several threads at once, each about memory of its own.

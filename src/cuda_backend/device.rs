@@ -204,6 +204,16 @@ impl CudaDevice {
         }
         Ok(())
     }
+
+    /// Where `bytes` bytes of this device's memory lie.
+    fn address(&self, at: Binding, bytes: usize) -> DeviceResult<u64> {
+        let allocation = at.memory.storage::<Allocation>()?;
+        if !Arc::ptr_eq(&allocation.shared, &self.shared) {
+            return Err(DeviceError::foreign());
+        }
+        at.memory.range(at.offset, bytes)?;
+        Ok(allocation.address + at.offset as u64)
+    }
 }
 
 impl Drop for CudaDevice {
@@ -216,11 +226,6 @@ impl Drop for CudaDevice {
             let _ = self.shared.driver.free_host(staging.memory);
         }
     }
-}
-
-/// Where a range of memory lies on the device.
-fn address(at: Binding) -> DeviceResult<u64> {
-    Ok(at.memory.storage::<Allocation>()?.address + at.offset as u64)
 }
 
 impl Device for CudaDevice {
@@ -248,7 +253,7 @@ impl Device for CudaDevice {
 
     fn upload(&self, memory: &Memory, offset: usize, bytes: &[u8]) -> DeviceResult<()> {
         let shared = &self.shared;
-        let to = address(Binding { memory, offset })?;
+        let to = self.address(Binding { memory, offset }, bytes.len())?;
         let _current = shared.current()?;
         let mut staging = lock(&self.staging);
         for (i, part) in bytes.chunks(STAGING).enumerate() {
@@ -257,7 +262,7 @@ impl Device for CudaDevice {
                 staging.used = 0;
             }
             // SAFETY: the part lies in the staging memory from `used` on, where no copy is under way; the destination
-            // is as long as the caller checked.
+            // is as long, as `address` checked.
             unsafe {
                 let from = staging.memory.cast::<u8>().add(staging.used);
                 from.copy_from_nonoverlapping(part.as_ptr(), part.len());
@@ -272,9 +277,9 @@ impl Device for CudaDevice {
 
     fn read(&self, memory: &Memory, offset: usize, out: &mut [u8]) -> DeviceResult<()> {
         let shared = &self.shared;
-        let from = address(Binding { memory, offset })?;
+        let from = self.address(Binding { memory, offset }, out.len())?;
         let _current = shared.current()?;
-        // SAFETY: `out` lives until the stream has passed, below; the source is as long as the caller checked.
+        // SAFETY: `out` lives until the stream has passed, below; the source is as long, as `address` checked.
         let copied = unsafe { shared.driver.copy_to_host(out.as_mut_ptr().cast(), from, out.len(), shared.stream) };
         // Waited for also after a failure: nothing may write to `out` later.
         let waited = shared.wait();
@@ -284,16 +289,16 @@ impl Device for CudaDevice {
 
     fn copy(&self, from: Binding, to: Binding, bytes: usize) -> DeviceResult<()> {
         let shared = &self.shared;
-        let (from, to) = (address(from)?, address(to)?);
+        let (from, to) = (self.address(from, bytes)?, self.address(to, bytes)?);
         let _current = shared.current()?;
-        // SAFETY: both ranges are as long as the caller checked.
+        // SAFETY: both ranges are as long, as `address` checked.
         unsafe { shared.driver.copy_on_device(to, from, bytes, shared.stream) }.map_err(|e| shared.failed("copy", &e))
     }
 
-    fn launch(&self, launch: &Launch) -> DeviceResult<()> {
+    unsafe fn launch(&self, launch: &Launch) -> DeviceResult<()> {
         self.check(launch)?;
         let shared = &self.shared;
-        let mut addresses = launch.buffers.iter().map(|b| address(*b)).collect::<DeviceResult<Vec<u64>>>()?;
+        let mut addresses = launch.buffers.iter().map(|b| self.address(*b, 4)).collect::<DeviceResult<Vec<u64>>>()?;
         let mut args: Vec<u32> = launch.args.as_chunks().0.iter().map(|word| u32::from_ne_bytes(*word)).collect();
         let mut params: Vec<*mut c_void> = addresses.iter_mut().map(|a| std::ptr::from_mut(a).cast()).collect();
         if !args.is_empty() {
@@ -303,7 +308,7 @@ impl Device for CudaDevice {
         let kernel = self.kernel(launch.kernel)?;
         let ([gx, gy, gz], [tx, ty, tz]) = (launch.grid, launch.threads);
         // SAFETY: the parameters are those the kernel declares (`check`), and are copied by the call; the buffers are
-        // as long as the caller checked.
+        // as long as the kernel needs by the caller's promise.
         unsafe {
             let (params, extra) = (params.as_mut_ptr(), std::ptr::null_mut());
             shared.driver.launch(kernel, gx, gy, gz, tx, ty, tz, 0, shared.stream, params, extra)

@@ -42,7 +42,7 @@ pub enum DeviceError {
     /// One call was refused and did nothing: an unknown kernel, a grid that is too large. The device goes on working.
     #[error("{operation}: {detail}")]
     Refused {
-        /// `alloc`, `upload`, `read`, `copy`, or the kernel's name.
+        /// `memory`, `alloc`, `upload`, `read`, `copy`, or the kernel's name.
         operation: String,
         /// The driver's reason.
         detail: String,
@@ -58,6 +58,12 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// The refusal of memory that another device made.
+    pub fn foreign() -> Self {
+        let detail = "memory of another device was passed to this one".to_string();
+        Self::Refused { operation: "memory".to_string(), detail }
+    }
+
     /// As the library's error; `what` is what memory was wanted for.
     pub fn in_backend(self, backend: GpuBackend, what: &str) -> InferError {
         let failed = |operation, detail| InferError::BackendError { backend: backend.to_string(), operation, detail };
@@ -89,15 +95,24 @@ impl Memory {
         self.bytes
     }
 
+    /// That `len` bytes from `offset` on lie in it. A device asks this of every range that it is passed.
+    ///
+    /// # Errors
+    /// [`DeviceError::Refused`] when they do not.
+    pub fn range(&self, offset: usize, len: usize) -> DeviceResult<()> {
+        if offset.checked_add(len).is_some_and(|end| end <= self.bytes) {
+            return Ok(());
+        }
+        let detail = format!("{len} bytes from {offset} on were asked for, it has {}", self.bytes);
+        Err(DeviceError::Refused { operation: "memory".to_string(), detail })
+    }
+
     /// The device's storage.
     ///
     /// # Errors
-    /// [`DeviceError::Refused`] when another device made it.
+    /// [`DeviceError::Refused`] when another kind of device made it.
     pub fn storage<T: Any>(&self) -> DeviceResult<&T> {
-        self.storage.downcast_ref().ok_or_else(|| DeviceError::Refused {
-            operation: "memory".to_string(),
-            detail: "memory of another device was passed to this one".to_string(),
-        })
+        self.storage.downcast_ref().ok_or_else(DeviceError::foreign)
     }
 }
 
@@ -119,7 +134,7 @@ pub struct Launch<'a> {
     pub grid: [u32; 3],
     /// Threads of a threadgroup in x, y and z: at most as many as the kernel declares.
     pub threads: [u32; 3],
-    /// The kernel's buffers, in its parameters' order.
+    /// The kernel's buffers, in its parameters' order; each begins inside its memory.
     pub buffers: &'a [Binding<'a>],
     /// Its last parameter, a struct passed by value: 4-byte fields, at most 256 bytes.
     pub args: &'a [u8],
@@ -127,20 +142,31 @@ pub struct Launch<'a> {
 
 /// A device that holds memory and runs kernels.
 ///
-/// An implementation takes calls from several threads. Sizes are checked by the caller: every range lies in its memory,
-/// is not empty and does not overlap the other range of a copy.
+/// An implementation takes calls from several threads. It refuses ranges that do not lie in their memory
+/// ([`Memory::range`]) and memory that is not its own. What a call finds wrong at once is
+/// [`Refused`](DeviceError::Refused) and the device goes on working; after any failure of enqueued work it is
+/// [`Lost`](DeviceError::Lost).
+///
+/// # Errors
+/// Of each call a [`DeviceError`]; [`OutOfMemory`](DeviceError::OutOfMemory) of `alloc`, and of calls that need memory
+/// on the way.
 pub trait Device: Send + Sync {
     /// What it is.
     fn info(&self) -> DeviceInfo;
     /// `bytes` bytes, unspecified until written; `bytes` is not 0.
     fn alloc(&self, bytes: usize) -> DeviceResult<Memory>;
-    /// Writes `bytes` at `offset`, after all earlier calls; the slice is free when it returns.
+    /// Writes `bytes`, of which there are some, at `offset`, after all earlier calls; the slice is free when it returns.
     fn upload(&self, memory: &Memory, offset: usize, bytes: &[u8]) -> DeviceResult<()>;
-    /// Waits for all earlier calls and copies the bytes at `offset` to the host. Either all of `out` is written from
-    /// work that succeeded, or the result is an error.
+    /// Waits for all earlier calls and copies the bytes at `offset` to `out`, which is not empty. Either all of it is
+    /// written from work that succeeded, or the result is an error.
     fn read(&self, memory: &Memory, offset: usize, out: &mut [u8]) -> DeviceResult<()>;
-    /// Copies bytes on the device.
+    /// Copies bytes, of which there are some, on the device; the two ranges do not overlap.
     fn copy(&self, from: Binding, to: Binding, bytes: usize) -> DeviceResult<()>;
-    /// Enqueues a kernel.
-    fn launch(&self, launch: &Launch) -> DeviceResult<()>;
+    /// Enqueues a kernel. A name or a number of threads that the device does not know is refused.
+    ///
+    /// # Safety
+    /// Buffers and arguments are those of the kernel's parameters, in their order. The kernel, as its comment in
+    /// `kernels/` says, reads and writes for this grid and these arguments only what lies in its buffers, at the places
+    /// that its tables name too.
+    unsafe fn launch(&self, launch: &Launch) -> DeviceResult<()>;
 }

@@ -178,7 +178,7 @@ mod tests {
         fn copy(&self, _: Binding, _: Binding, _: usize) -> DeviceResult<()> {
             unreachable!()
         }
-        fn launch(&self, _: &Launch) -> DeviceResult<()> {
+        unsafe fn launch(&self, _: &Launch) -> DeviceResult<()> {
             unreachable!()
         }
     }

@@ -28,6 +28,8 @@ pub struct MetalDevice {
     pipelines: Mutex<HashMap<&'static str, Pipeline>>,
     stream: Mutex<Stream>,
     info: DeviceInfo,
+    /// Tells its memory from that of others.
+    number: u64,
 }
 
 /// A piece of memory, visible to CPU and GPU. Command buffers that use it keep it alive.
@@ -35,6 +37,8 @@ struct Allocation {
     buffer: Retained<ProtocolObject<dyn MTLBuffer>>,
     /// The number of the last command buffer that uses it, 0 before there is one.
     used_by: AtomicU64,
+    /// The number of its device.
+    device: u64,
 }
 
 // SAFETY: Metal's buffers may be used from any thread; their contents are touched only under the stream's lock.
@@ -80,7 +84,33 @@ impl MetalDevice {
         let library = device.newLibraryWithSource_options_error(&source, Some(&compile_options()));
         let library = library.map_err(|e| format!("the kernels do not compile: {}", e.localizedDescription()))?;
         let stream = Mutex::new(Stream::new(queue));
-        Ok(Self { device, library, pipelines: Mutex::default(), stream, info })
+        static OPENED: AtomicU64 = AtomicU64::new(0);
+        let number = OPENED.fetch_add(1, Relaxed);
+        Ok(Self { device, library, pipelines: Mutex::default(), stream, info, number })
+    }
+
+    /// The memory in which `bytes` bytes of this device are bound.
+    fn memory<'a>(&self, at: Binding<'a>, bytes: usize) -> DeviceResult<&'a Allocation> {
+        let allocation = at.memory.storage::<Allocation>()?;
+        if allocation.device != self.number {
+            return Err(DeviceError::foreign());
+        }
+        at.memory.range(at.offset, bytes)?;
+        Ok(allocation)
+    }
+
+    /// Refuses memory beyond what the device may use, of which the system would make room by swapping. What freed
+    /// memory held counts until the work that uses it is done.
+    fn afford(&self, stream: &mut Stream, bytes: usize) -> DeviceResult<()> {
+        let most = usize::try_from(self.info.memory).unwrap_or(usize::MAX);
+        let fits = || self.device.currentAllocatedSize().checked_add(bytes).is_some_and(|all| all <= most);
+        if bytes > self.device.maxBufferLength() {
+            return Err(DeviceError::OutOfMemory { bytes });
+        }
+        if !fits() {
+            stream.wait()?;
+        }
+        if fits() { Ok(()) } else { Err(DeviceError::OutOfMemory { bytes }) }
     }
 
     /// A kernel, compiled for the device when it is first asked for.
@@ -118,28 +148,28 @@ impl Device for MetalDevice {
 
     fn alloc(&self, bytes: usize) -> DeviceResult<Memory> {
         autoreleasepool(|_| {
-            lock(&self.stream).check()?;
-            if bytes > self.device.maxBufferLength() {
-                return Err(DeviceError::OutOfMemory { bytes });
-            }
+            let mut stream = lock(&self.stream);
+            stream.check()?;
+            self.afford(&mut stream, bytes)?;
             let buffer = self.device.newBufferWithLength_options(bytes, MTLResourceOptions::StorageModeShared);
             let buffer = buffer.ok_or(DeviceError::OutOfMemory { bytes })?;
-            Ok(Memory::new(bytes, Allocation { buffer, used_by: AtomicU64::new(0) }))
+            Ok(Memory::new(bytes, Allocation { buffer, used_by: AtomicU64::new(0), device: self.number }))
         })
     }
 
     fn upload(&self, memory: &Memory, offset: usize, bytes: &[u8]) -> DeviceResult<()> {
-        let to = memory.storage::<Allocation>()?;
+        let to = self.memory(Binding { memory, offset }, bytes.len())?;
         autoreleasepool(|_| {
             let mut stream = lock(&self.stream);
             if to.used_by.load(Relaxed) <= stream.completed()? {
-                // SAFETY: the range lies in the memory, as the caller checked, and no work uses it.
+                // SAFETY: the range lies in the memory, as `memory` checked, and no work uses it.
                 unsafe { to.contents(offset).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
                 return Ok(());
             }
+            self.afford(&mut stream, bytes.len())?;
             let from = self.buffer_with(bytes)?;
             let encoder = stream.blit()?;
-            // SAFETY: both ranges lie in their buffers.
+            // SAFETY: both ranges lie in their buffers, as `memory` checked.
             unsafe {
                 encoder.copyFromBuffer_sourceOffset_toBuffer_destinationOffset_size(
                     &from,
@@ -155,22 +185,22 @@ impl Device for MetalDevice {
     }
 
     fn read(&self, memory: &Memory, offset: usize, out: &mut [u8]) -> DeviceResult<()> {
-        let from = memory.storage::<Allocation>()?;
+        let from = self.memory(Binding { memory, offset }, out.len())?;
         autoreleasepool(|_| {
             let mut stream = lock(&self.stream);
             stream.wait()?;
-            // SAFETY: the range lies in the memory, as the caller checked, and all work is done.
+            // SAFETY: the range lies in the memory, as `memory` checked, and all work is done.
             unsafe { from.contents(offset).copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) };
             Ok(())
         })
     }
 
     fn copy(&self, from: Binding, to: Binding, bytes: usize) -> DeviceResult<()> {
-        let (source, target) = (from.memory.storage::<Allocation>()?, to.memory.storage::<Allocation>()?);
+        let (source, target) = (self.memory(from, bytes)?, self.memory(to, bytes)?);
         autoreleasepool(|_| {
             let mut stream = lock(&self.stream);
             let encoder = stream.blit()?;
-            // SAFETY: both ranges lie in their buffers, as the caller checked.
+            // SAFETY: both ranges lie in their buffers, as `memory` checked.
             unsafe {
                 encoder.copyFromBuffer_sourceOffset_toBuffer_destinationOffset_size(
                     &source.buffer,
@@ -186,9 +216,8 @@ impl Device for MetalDevice {
         })
     }
 
-    fn launch(&self, launch: &Launch) -> DeviceResult<()> {
-        let buffers = launch.buffers.iter().map(|b| b.memory.storage::<Allocation>());
-        let buffers = buffers.collect::<DeviceResult<Vec<_>>>()?;
+    unsafe fn launch(&self, launch: &Launch) -> DeviceResult<()> {
+        let buffers = launch.buffers.iter().map(|b| self.memory(*b, 4)).collect::<DeviceResult<Vec<_>>>()?;
         autoreleasepool(|_| {
             let pipeline = self.pipeline(launch.kernel)?;
             let [grid, threads] = [launch.grid, launch.threads].map(|[x, y, z]| [x as usize, y as usize, z as usize]);
@@ -199,7 +228,7 @@ impl Device for MetalDevice {
             let mut stream = lock(&self.stream);
             let encoder = stream.compute()?;
             encoder.setComputePipelineState(&pipeline);
-            // SAFETY: the backend binds what the kernel declares, each buffer as long as its arguments say.
+            // SAFETY: by the caller's promise the buffers are those that the kernel declares, as long as it needs.
             unsafe {
                 for (i, (binding, memory)) in launch.buffers.iter().zip(&buffers).enumerate() {
                     encoder.setBuffer_offset_atIndex(Some(&memory.buffer), binding.offset, i);

@@ -133,10 +133,10 @@ impl Stream {
         }
     }
 
-    /// Runs all work to its end.
+    /// Runs all work to its end. Each command buffer is waited for: the state of one tells nothing of those before it.
     pub fn wait(&mut self) -> DeviceResult<()> {
         self.commit();
-        if let Some((_, buffer)) = self.committed.back() {
+        for (_, buffer) in &self.committed {
             buffer.waitUntilCompleted();
         }
         self.check()

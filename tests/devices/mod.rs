@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use kin_infer::gpu::device::Device;
-use kin_infer::gpu::{DeviceCompute, GpuBackend, GpuCompute, create_compute_on};
+use kin_infer::gpu::{DeviceCompute, GpuBackend, GpuCompute, absent_backends};
 
 /// The GPU backends that are compiled in.
 const BUILT: &[GpuBackend] = &[
@@ -21,33 +21,32 @@ pub struct Gpu {
     pub compute: Arc<dyn GpuCompute>,
 }
 
-fn open(backend: GpuBackend, index: usize) -> kin_infer::Result<Arc<dyn Device>> {
+/// The first device of a backend, opened anew.
+pub fn open(backend: GpuBackend) -> Arc<dyn Device> {
     match backend {
         #[cfg(all(feature = "metal", target_os = "macos"))]
-        GpuBackend::Metal => kin_infer::metal_backend::open(index),
+        GpuBackend::Metal => kin_infer::metal_backend::open(0).unwrap(),
         #[cfg(feature = "cuda")]
-        GpuBackend::Cuda => kin_infer::cuda_backend::open(index),
-        other => panic!("device {index} of {other}"),
+        GpuBackend::Cuda => kin_infer::cuda_backend::open(0).unwrap(),
+        other => panic!("this build has no {other}"),
     }
 }
 
-/// The first device of each GPU backend in this build. A backend without one is told about as a skip of `test`; it
-/// fails where KIN_INFER_REQUIRE_DEVICE names it, which also no build without that backend passes.
+/// The first device of each GPU backend in this build; one that does not open is a failure. A backend that finds none is
+/// told about as a skip of `test`; it fails where KIN_INFER_REQUIRE_DEVICE names it, which also no build without that
+/// backend passes.
 pub fn gpus(test: &str) -> &'static [Gpu] {
     static FOUND: OnceLock<(Vec<Gpu>, Vec<String>)> = OnceLock::new();
     let (gpus, absent) = FOUND.get_or_init(|| {
-        let (mut gpus, mut absent) = (Vec::new(), Vec::new());
-        for backend in BUILT {
-            match create_compute_on(*backend) {
-                Ok(_) => {
-                    let device = open(*backend, 0).unwrap();
-                    let name = format!("{backend}, {}", device.info().name);
-                    let compute = Arc::new(DeviceCompute::new(Arc::clone(&device)));
-                    gpus.push(Gpu { name, device, compute });
-                }
-                Err(why) => absent.push(why.to_string()),
-            }
-        }
+        let passed_over = absent_backends();
+        let found = BUILT.iter().filter(|backend| passed_over.iter().all(|p| p.backend != **backend));
+        let gpu = |backend: &GpuBackend| {
+            let device = open(*backend);
+            let name = format!("{backend}, {}", device.info().name);
+            Gpu { name, compute: Arc::new(DeviceCompute::new(Arc::clone(&device))), device }
+        };
+        let gpus: Vec<Gpu> = found.map(gpu).collect();
+        let absent: Vec<String> = passed_over.iter().map(|p| format!("{}: {}", p.backend, p.reason)).collect();
         let required = std::env::var("KIN_INFER_REQUIRE_DEVICE").unwrap_or_default();
         let there = gpus.iter().any(|gpu| gpu.compute.backend().to_string() == required);
         assert!(required.is_empty() || there, "KIN_INFER_REQUIRE_DEVICE={required}: {absent:?}");

@@ -5,7 +5,7 @@ mod record;
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use kin_infer::gpu::device::{Binding, Device, DeviceError, DeviceInfo, DeviceResult, Launch, Memory};
 use kin_infer::gpu::{DeviceCompute, GpuBackend};
@@ -40,7 +40,7 @@ struct Host {
     live: Arc<Live>,
 }
 
-// SAFETY: the device's contract orders accesses: calls are made one after another for each range.
+// SAFETY: the device's calls access it one after another, under `Emulated::turn`.
 unsafe impl Send for Host {}
 // SAFETY: as above.
 unsafe impl Sync for Host {}
@@ -58,7 +58,7 @@ impl Host {
         host
     }
 
-    #[allow(clippy::mut_from_ref)] // exclusive by the device's contract
+    #[allow(clippy::mut_from_ref)] // the calls of a device take turns
     fn whole(&self) -> &mut [u8] {
         // SAFETY: the lines are alive, and every byte pattern is a value.
         unsafe {
@@ -129,13 +129,22 @@ pub struct Emulated {
     units: u32,
     pub live: Arc<Live>,
     calls: Mutex<Calls>,
+    /// Held by the call that accesses memory.
+    turn: Mutex<()>,
     pub launches: AtomicUsize,
 }
 
 impl Emulated {
     /// Threads run in this order; `units` as in `DeviceInfo`.
     pub fn new(order: Order, units: u32) -> Self {
-        Self { order, units, live: Arc::default(), calls: Mutex::default(), launches: AtomicUsize::new(0) }
+        Self {
+            order,
+            units,
+            live: Arc::default(),
+            calls: Mutex::default(),
+            turn: Mutex::default(),
+            launches: AtomicUsize::new(0),
+        }
     }
 
     /// From now on, this fails.
@@ -167,10 +176,20 @@ impl Emulated {
             false => Ok(()),
         }
     }
-}
 
-fn host<'a>(at: &Binding<'a>) -> DeviceResult<&'a Host> {
-    at.memory.storage::<Host>()
+    /// Of this device, the memory in which `bytes` bytes are bound.
+    fn host<'a>(&self, at: Binding<'a>, bytes: usize) -> DeviceResult<&'a Host> {
+        let host = at.memory.storage::<Host>()?;
+        if !Arc::ptr_eq(&host.live, &self.live) {
+            return Err(DeviceError::foreign());
+        }
+        at.memory.range(at.offset, bytes)?;
+        Ok(host)
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(|e| e.into_inner())
+    }
 }
 
 impl Device for Emulated {
@@ -199,48 +218,51 @@ impl Device for Emulated {
     }
 
     fn upload(&self, memory: &Memory, offset: usize, bytes: &[u8]) -> DeviceResult<()> {
-        assert!(!bytes.is_empty() && offset + bytes.len() <= memory.bytes());
+        assert!(!bytes.is_empty());
+        let host = self.host(Binding { memory, offset }, bytes.len())?;
         self.refuse("upload", |f| if let Fault::Upload(n) = f { Some(n) } else { None })?;
-        host(&Binding { memory, offset })?.whole()[GUARD + offset..][..bytes.len()].copy_from_slice(bytes);
+        let _turn = self.turn();
+        host.whole()[GUARD + offset..][..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
     fn read(&self, memory: &Memory, offset: usize, out: &mut [u8]) -> DeviceResult<()> {
-        assert!(!out.is_empty() && offset + out.len() <= memory.bytes());
+        assert!(!out.is_empty());
+        let host = self.host(Binding { memory, offset }, out.len())?;
         self.refuse("read", |f| if let Fault::Read(n) = f { Some(n) } else { None })?;
-        let host = host(&Binding { memory, offset })?;
+        let _turn = self.turn();
         host.check_guards();
         out.copy_from_slice(&host.whole()[GUARD + offset..][..out.len()]);
         Ok(())
     }
 
     fn copy(&self, from: Binding, to: Binding, bytes: usize) -> DeviceResult<()> {
-        assert!(bytes > 0 && from.offset + bytes <= from.memory.bytes() && to.offset + bytes <= to.memory.bytes());
+        assert!(bytes > 0);
+        let (source, target) = (self.host(from, bytes)?, self.host(to, bytes)?);
         self.refuse("copy", |f| if let Fault::Copy(n) = f { Some(n) } else { None })?;
-        let copied = host(&from)?.whole()[GUARD + from.offset..][..bytes].to_vec();
-        host(&to)?.whole()[GUARD + to.offset..][..bytes].copy_from_slice(&copied);
+        let _turn = self.turn();
+        let copied = source.whole()[GUARD + from.offset..][..bytes].to_vec();
+        target.whole()[GUARD + to.offset..][..bytes].copy_from_slice(&copied);
         Ok(())
     }
 
-    fn launch(&self, l: &Launch) -> DeviceResult<()> {
+    unsafe fn launch(&self, l: &Launch) -> DeviceResult<()> {
         self.launches.fetch_add(1, SeqCst);
         assert!(l.grid.iter().chain(&l.threads).all(|n| *n > 0) && l.args.len() <= 256, "{}", l.kernel);
-        assert!(l.buffers.iter().all(|b| b.offset % 4 == 0 && b.offset < b.memory.bytes()), "{}", l.kernel);
+        assert!(l.buffers.iter().all(|b| b.offset % 4 == 0), "{}", l.kernel);
+        let hosts = l.buffers.iter().map(|b| self.host(*b, 4)).collect::<DeviceResult<Vec<_>>>()?;
         self.refuse(l.kernel, |f| if let Fault::Launch(n) = f { Some(n) } else { None })?;
         if self.fails(l.kernel, |f| if let Fault::LaunchLater(n) = f { Some(n) } else { None })? {
             self.calls.lock().unwrap().lost = true;
             return Ok(());
         }
+        let _turn = self.turn();
         record::record(l, || {
-            l.buffers
-                .iter()
-                .flat_map(host)
-                .zip(l.buffers)
-                .map(|(h, b)| &h.whole()[GUARD + b.offset..GUARD + h.bytes] as &[u8])
-                .collect()
+            let bound = hosts.iter().zip(l.buffers);
+            bound.map(|(host, b)| &host.whole()[GUARD + b.offset..GUARD + host.bytes] as &[u8]).collect()
         });
-        let buffers = l.buffers.iter().map(|b| Ok(host(b)?.pointer(b.offset))).collect::<DeviceResult<Vec<_>>>()?;
-        // SAFETY: the backend binds buffers as large as the kernel's arguments say; guards tell where it does not.
+        let buffers: Vec<*mut u8> = hosts.iter().zip(l.buffers).map(|(host, b)| host.pointer(b.offset)).collect();
+        // SAFETY: the caller promises buffers as large as the kernel's arguments say; guards tell where they are not.
         let ran = unsafe { kin_infer_emulator::launch(l.kernel, l.grid, l.threads, &buffers, l.args, self.order) };
         ran.map_err(|refused| DeviceError::Refused { operation: l.kernel.to_string(), detail: format!("{refused:?}") })
     }

@@ -69,7 +69,8 @@ impl DeviceCompute {
         }
     }
 
-    /// Launches a kernel.
+    /// Launches a kernel. Callers have checked that their buffers hold what its arguments say, and that ids, positions
+    /// and tables of numbers name places in them: [`checks`](super::checks), the sizes of buffers, the tiles.
     fn launch(
         &self,
         kernel: &'static str,
@@ -90,7 +91,8 @@ impl DeviceCompute {
             });
         }
         let launch = Launch { kernel, grid: grid.map(|g| g as u32), threads, buffers, args: &args.bytes() };
-        self.pool.device().launch(&launch).map_err(|e| self.pool.error(e, kernel))
+        // SAFETY: each method binds its kernel's parameters in order, and has checked the sizes, as said above.
+        unsafe { self.pool.device().launch(&launch) }.map_err(|e| self.pool.error(e, kernel))
     }
 
     /// u32 values on the device.

@@ -63,14 +63,9 @@ impl PanelWeight {
         let first = parts[0].dtype()?;
         let one = parts.iter().all(|t| t.dtype().is_ok_and(|d| d == first));
         let kind = if one { kind_of(first) } else { STORED_F32 };
-        let panels = rows.len().div_ceil(PANEL);
-        let of_panel = |bytes: usize| panels.checked_mul(bytes).ok_or_else(|| too_big(usize::MAX));
+        let panels = panels_of(rows.len(), k)?;
         let panel_bytes = panel_bytes(kind, k);
-        let total = of_panel(panel_bytes)?;
-        if rows.len().checked_mul(k).is_none_or(|values| values > u32::MAX as usize) {
-            return Err(too_big(total));
-        }
-        let data = pool.fresh(total, "packed weights")?;
+        let data = pool.fresh(panels * panel_bytes, "packed weights")?;
         upload_panels(pool, &data, panels, panel_bytes, |panel, out| {
             let rows = &rows[panel * PANEL..rows.len().min((panel + 1) * PANEL)];
             rows.iter().enumerate().try_for_each(|(column, (t, r))| pack_row(kind, t, *r, k, column, out))
@@ -78,7 +73,7 @@ impl PanelWeight {
         let scales = match kind {
             STORED_Q8_0 | STORED_Q4_0 => {
                 let scale_bytes = k / BLOCK * PANEL * 2;
-                let scales = pool.fresh(of_panel(scale_bytes)?, "scales of packed weights")?;
+                let scales = pool.fresh(panels * scale_bytes, "scales of packed weights")?;
                 upload_panels(pool, &scales, panels, scale_bytes, |panel, out| {
                     let rows = &rows[panel * PANEL..rows.len().min((panel + 1) * PANEL)];
                     for (column, (t, r)) in rows.iter().enumerate() {
@@ -103,6 +98,17 @@ impl PanelWeight {
 
 fn too_big(bytes: usize) -> InferError {
     InferError::OutOfMemory { what: "a matrix of more than 2^32 values".to_string(), bytes }
+}
+
+/// The panels of a matrix [rows, k]. Kernels count values in 32 bits, those that fill the last panel up and the 16-bit
+/// value after an odd row's last among them.
+fn panels_of(rows: usize, k: usize) -> Result<usize> {
+    let panels = rows.div_ceil(PANEL);
+    let values = checks::size(&[panels, PANEL, k.saturating_add(k % 2)]);
+    if values > u32::MAX as usize {
+        return Err(too_big(values.saturating_mul(4)));
+    }
+    Ok(panels)
 }
 
 fn panel_bytes(kind: u32, k: usize) -> usize {
@@ -211,4 +217,21 @@ fn padded(bytes: &[u8]) -> std::borrow::Cow<'_, [u8]> {
     let mut whole = bytes.to_vec();
     whole.resize(bytes.len().next_multiple_of(4), 0);
     whole.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{InferError, panels_of};
+
+    /// Padding counts: kernels compute the places of all of a panel's values in 32 bits.
+    #[test]
+    fn matrices_whose_panels_are_too_large_are_refused() {
+        for (rows, k, panels) in [(0, 7, Some(0)), (1, 0, Some(1)), (33, 40, Some(2)), (1 << 20, 4094, Some(1 << 15))] {
+            assert_eq!(panels_of(rows, k).ok(), panels, "{rows} x {k}");
+        }
+        for (rows, k) in [(33, 100_000_000), (1 << 20, 4096), ((1 << 20) - 31, 4095 + 2), (1, usize::MAX)] {
+            let refused = panels_of(rows, k);
+            assert!(matches!(refused, Err(InferError::OutOfMemory { .. })), "{rows} x {k}: {refused:?}");
+        }
+    }
 }
