@@ -82,6 +82,7 @@ impl Shared {
 
     /// The device is lost; the first failure stays its reason.
     fn lose(&self, failure: &Failure) -> DeviceError {
+        self.driver.lost.get_or_init(|| failure.call);
         let reason = DeviceError::Lost { operation: failure.call.to_string(), detail: failure.text.clone() };
         lock(&self.lost).get_or_insert(reason).clone()
     }

@@ -53,6 +53,8 @@ const LIBRARIES: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcud
 /// The driver of this machine.
 pub(super) struct Driver {
     functions: Functions,
+    /// The first call of this process that lost a device. The driver may take no more work until the process ends.
+    pub lost: OnceLock<&'static str>,
     /// Keeps the functions' addresses valid.
     _library: Option<Library>,
 }
@@ -145,7 +147,7 @@ impl Driver {
 
     /// Initialises the driver that has these functions.
     pub(super) fn start(functions: Functions, library: Option<Library>) -> Result<Self, String> {
-        let driver = Self { functions, _library: library };
+        let driver = Self { functions, lost: OnceLock::new(), _library: library };
         // SAFETY: the first call, and its only flags.
         unsafe { driver.init(0) }.map_err(|e| e.to_string())?;
         Ok(driver)

@@ -55,7 +55,15 @@ pub fn open(index: usize) -> Result<Arc<dyn Device>> {
     })
 }
 
+/// Opens a device. In a process in which work has failed the driver mostly refuses: then the reason says what helps.
 fn open_with(driver: &'static Driver, index: usize) -> std::result::Result<Arc<dyn Device>, String> {
+    try_open(driver, index).map_err(|why| match driver.lost.get() {
+        Some(call) => format!("{why}; a GPU was lost in this process before ({call} failed): start the program again"),
+        None => why,
+    })
+}
+
+fn try_open(driver: &'static Driver, index: usize) -> std::result::Result<Arc<dyn Device>, String> {
     let found = usable(driver)?;
     let Some(found) = found.get(index) else { return Err(format!("there are {} devices", found.len())) };
     let device = CudaDevice::open(driver, found.device, found.pools, found.info.clone());

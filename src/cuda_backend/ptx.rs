@@ -70,18 +70,36 @@ mod tests {
         assert_eq!(found.len(), 2);
     }
 
+    /// What a line does; nothing where it is a comment. A predicate stands before the operation that depends on it.
+    fn operation(line: &str) -> &str {
+        let code = line.split("//").next().unwrap_or_default();
+        code.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or_default().trim_end_matches(';')
+    }
+
+    #[test]
+    fn operations_are_found_behind_predicates() {
+        for (line, expected) in [
+            ("\tadd.rn.f32 \t%f1, %f2, %f3;", "add.rn.f32"),
+            ("\t@%p1 add.f32 %f1, %f2, %f3;", "add.f32"),
+            ("\t@!%p12 bra \t$L__BB0_2;", "bra"),
+            ("// @%p1 add.f32", ""),
+            ("\tret;", "ret"),
+        ] {
+            assert_eq!(operation(line), expected, "{line}");
+        }
+    }
+
     /// Every rounding is stated: without `.rn` the driver's compiler may contract a product and a sum into one fma, and
     /// `.ftz`, `.approx` and `.full` are not IEEE 754.
     #[test]
     fn arithmetic_is_rounded_as_the_contract_says() {
         let mut operations = 0;
         for line in TEXT.lines() {
-            let operation = line.split_whitespace().next().unwrap_or_default();
-            if !operation.ends_with(".f32") || operation.starts_with("//") {
+            let operation = operation(line);
+            if !operation.ends_with(".f32") {
                 continue;
             }
-            let mut parts = operation.split('.');
-            let name = parts.next().unwrap_or_default();
+            let name = operation.split('.').next().unwrap_or_default();
             if ["add", "sub", "mul", "fma", "mad", "div", "rcp", "sqrt", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh"]
                 .contains(&name)
             {

@@ -243,7 +243,7 @@ fn a_refused_call_does_nothing_and_the_device_goes_on() {
     assert_eq!(fake.with(|s| s.launches), 1);
 }
 
-/// A kernel that fails while it runs: what is read afterwards is an error, for ever.
+/// A kernel that fails while it runs: what is read afterwards is an error, for ever, and no other device opens.
 #[test]
 fn failed_work_loses_the_device() {
     let fake = Fake::new(vec![modern()]);
@@ -262,6 +262,9 @@ fn failed_work_loses_the_device() {
     assert_eq!(add(device, &x, &x, 1).unwrap_err(), lost);
     let at = Binding { memory: &x, offset: 0 };
     assert_eq!(device.copy(at, at, 4).unwrap_err(), lost);
+    let why = "Fake 9000: cuStreamCreate failed: CUDA_ERROR_ILLEGAL_ADDRESS (700); a GPU was lost in this process before \
+               (cuStreamSynchronize failed): start the program again";
+    assert_eq!(open_with(fake.driver, 0).err().unwrap(), why);
 }
 
 /// An error that is no refusal, at any call that enqueues, loses the device too.
@@ -297,10 +300,10 @@ fn an_unexpected_code_loses_the_device() {
 #[test]
 fn memory_of_another_device_is_refused() {
     let fake = Fake::new(vec![modern()]);
-    let device = &*open(&fake);
-    let foreign = Memory::new(4, 0u8);
-    let why = device.upload(&foreign, 0, &[0; 4]).unwrap_err();
-    assert!(matches!(why, DeviceError::Refused { .. }), "{why:?}");
+    let (device, other) = (&*open(&fake), &*open(&fake));
+    for foreign in [Memory::new(4, 0u8), memory(other, &[0; 4])] {
+        assert_eq!(device.upload(&foreign, 0, &[0; 4]).unwrap_err(), DeviceError::foreign());
+    }
 }
 
 /// Calls come from many threads; each finds the context current and leaves its thread as it was.
