@@ -1,9 +1,10 @@
 //! A GPU's speed: matrix products as a share of its FMA peak, single tokens as a share of its memory bandwidth, both
 //! measured in the same run, and texts a second of whole models.
 //!
-//! `cargo bench --features cuda --bench device` (or `metal`), on each kind of GPU that is found. Before anything is
-//! timed its bits are compared with the CPU's. Without a GPU, or without those features, it says so and measures
-//! nothing. Run by `cargo test --benches`, it runs once over small sizes.
+//! `cargo bench --features cuda --bench device` (or `metal`), on the first device of each of these backends. Before a
+//! product is timed, its first and last rows are compared with the CPU's bits; whole models' bits are for
+//! `cargo test --test gpu`. Without a GPU, or without those features, it says so and measures nothing. Run by
+//! `cargo test --benches`, it runs once over small sizes.
 
 #[allow(dead_code)] // what it has for CPUs
 mod checkpoints;

@@ -1,7 +1,6 @@
-//! The GPU kernels' sources, and the kernels on the emulator.
+//! `kernels/args.h`, what host and GPU kernels share, is what the host's structs say.
 
 mod common;
-mod emulated;
 
 use std::path::Path;
 

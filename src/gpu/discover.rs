@@ -64,7 +64,8 @@ pub fn force_cpu_from_env() -> bool {
 /// process, as a warning of `tracing`.
 ///
 /// # Errors
-/// When `KIN_INFER_CPU_ISA` names an instruction set this CPU or build does not have.
+/// When the CPU is what computes, and `KIN_INFER_CPU_ISA` or `KIN_INFER_CPU_BACKEND` names what this CPU or build does
+/// not have. A GPU that fails to open is no error: it is passed over.
 pub fn create_compute() -> Result<Arc<dyn GpuCompute>> {
     static SAID: Mutex<Vec<GpuBackend>> = Mutex::new(Vec::new());
     let (compute, passed_over) = choose_compute()?;
@@ -81,7 +82,7 @@ pub fn create_compute() -> Result<Arc<dyn GpuCompute>> {
 /// The best backend that computes with a precision: [`create_compute`] for the exact one, the CPU for int8.
 ///
 /// # Errors
-/// As [`create_compute`].
+/// As [`create_compute`] where it has chosen the CPU.
 pub fn create_compute_for(precision: Precision) -> Result<Arc<dyn GpuCompute>> {
     match precision {
         Precision::Exact => create_compute(),
@@ -99,13 +100,18 @@ pub fn choose_compute() -> Result<(Arc<dyn GpuCompute>, Vec<PassedOver>)> {
 
 /// The first device of a backend.
 ///
-/// # Errors When this build does not have the backend, or it has no device here: unlike [`create_compute`], this never
-/// falls back to another one.
+/// # Errors
+/// When this build does not have the backend, it finds no device here, or the device does not open: unlike
+/// [`create_compute`], this never falls back to another one. For the CPU, as [`create_compute`].
 pub fn create_compute_on(backend: GpuBackend) -> Result<Arc<dyn GpuCompute>> {
+    on(CANDIDATES, backend)
+}
+
+fn on(candidates: &[Candidate], backend: GpuBackend) -> Result<Arc<dyn GpuCompute>> {
     if backend == GpuBackend::Cpu {
         return Ok(Arc::new(CpuCompute::new()?));
     }
-    match CANDIDATES.iter().find(|c| c.backend == backend) {
+    match candidates.iter().find(|c| c.backend == backend) {
         Some(candidate) => first(candidate),
         None if backend == GpuBackend::Metal && !cfg!(target_os = "macos") => {
             Err(failed(backend, "Metal is part of macOS, which this is not".to_string()))
@@ -216,19 +222,20 @@ mod tests {
     /// A backend that is asked for by name is never replaced by another one.
     #[test]
     fn a_named_backend_fails_where_it_is_absent() {
-        assert_eq!(create_compute_on(GpuBackend::Cpu).unwrap().backend(), GpuBackend::Cpu);
-        for (backend, built) in
-            [(GpuBackend::Cuda, cfg!(feature = "cuda")), (GpuBackend::Metal, cfg!(feature = "metal"))]
-        {
-            if let Err(why) = create_compute_on(backend) {
-                let why = why.to_string();
-                assert!(why.starts_with(&format!("{backend} backend: finding a device: ")), "{why}");
-                let apple = backend == GpuBackend::Metal && !cfg!(target_os = "macos");
-                assert_eq!(why.contains("build with the feature"), !built && !apple, "{why}");
-            }
-        }
-        if let Err(why) = first(&ABSENT).map(|_| ()) {
-            assert_eq!(why.to_string(), "cuda backend: finding a device: no driver");
-        }
+        let why = |candidates, backend| on(candidates, backend).err().unwrap().to_string();
+        let (cuda, metal) = (GpuBackend::Cuda, GpuBackend::Metal);
+        assert_eq!(why(&[WORKING, ABSENT], cuda), "cuda backend: finding a device: no driver");
+        assert_eq!(why(&[ABSENT, BROKEN], metal), "metal backend: finding a device: Idle: out of memory");
+        assert_eq!(
+            why(&[WORKING], cuda),
+            "cuda backend: finding a device: this build lacks it: build with the feature `cuda`"
+        );
+        let lacking = match cfg!(target_os = "macos") {
+            true => "this build lacks it: build with the feature `metal`",
+            false => "Metal is part of macOS, which this is not",
+        };
+        assert_eq!(why(&[ABSENT], metal), format!("metal backend: finding a device: {lacking}"));
+        assert_eq!(on(&[ABSENT, WORKING], metal).unwrap().backend(), metal);
+        assert_eq!(on(&[WORKING], GpuBackend::Cpu).unwrap().backend(), GpuBackend::Cpu);
     }
 }
