@@ -374,17 +374,11 @@ impl GpuCompute for CpuCompute {
     ) -> Result<()> {
         checks::unfold(x, cols, segments, indices(positions)?, taps, out)?;
         let (x, out, positions) = (host(x)?, host_mut(out)?, indices(positions)?);
-        for segment in segments.iter() {
-            let own = &positions[segment.clone()];
-            for row in segment.clone() {
-                for tap in 0..taps {
-                    let to = &mut out[(row * taps + tap) * cols..][..cols];
-                    let wanted = (positions[row] as usize + tap).checked_sub(taps / 2);
-                    match wanted.and_then(|p| own.binary_search(&u32::try_from(p).ok()?).ok()) {
-                        Some(at) => to.copy_from_slice(&x[(segment.start + at) * cols..][..cols]),
-                        None => to.fill(0.0),
-                    }
-                }
+        for (i, source) in segments.neighbours(positions, taps).enumerate() {
+            let to = &mut out[i * cols..][..cols];
+            match source {
+                Some(row) => to.copy_from_slice(&x[row * cols..][..cols]),
+                None => to.fill(0.0),
             }
         }
         Ok(())

@@ -160,6 +160,24 @@ impl Segments {
     pub fn iter(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         self.offsets.windows(2).map(|w| w[0]..w[1])
     }
+
+    /// The neighbourhoods of a convolution over tokens: for each row in turn, tap after tap, the row of its sequence
+    /// whose position is `position + tap - taps / 2`, if the sequence has one. Positions ascend within a sequence.
+    pub(crate) fn neighbours<'a>(
+        &'a self,
+        positions: &'a [u32],
+        taps: usize,
+    ) -> impl Iterator<Item = Option<usize>> + 'a {
+        self.iter().flat_map(move |segment| {
+            let (start, own) = (segment.start, &positions[segment]);
+            own.iter().flat_map(move |position| {
+                (0..taps).map(move |tap| {
+                    let wanted = (*position as usize + tap).checked_sub(taps / 2)?;
+                    Some(start + own.binary_search(&u32::try_from(wanted).ok()?).ok()?)
+                })
+            })
+        })
+    }
 }
 
 /// What is added to the attention scores of a query and a key by their distance.

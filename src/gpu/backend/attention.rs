@@ -3,6 +3,7 @@
 //! The fused operation runs scores, softmax and values over as many tiles at a time as their scores fit a workspace that
 //! stays in a device's cache; what the whole batch's scores would take plays no part.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::args::*;
@@ -70,6 +71,14 @@ struct Part<'a> {
     longest: usize,
     head: usize,
     heads: usize,
+    key_terms: Option<&'a KeyTerms>,
+}
+
+/// The products of the keys of some sequences with the position queries, [heads][keys][rows] a sequence, all heads.
+struct KeyTerms {
+    products: Pooled,
+    /// Where a sequence's begin, by the row of its first key.
+    begins: HashMap<usize, usize>,
 }
 
 impl Part<'_> {
@@ -130,7 +139,7 @@ impl DeviceCompute {
         let (words, _) = tiles::words(tiles, layout);
         let (Layout::Tiles { heads } | Layout::Sequences { heads }) = layout;
         let longest = tiles.iter().map(|t| t.len).max().unwrap_or(0);
-        Ok(Part { tiles, table: self.table(words)?, longest, head: 0, heads })
+        Ok(Part { tiles, table: self.table(words)?, longest, head: 0, heads, key_terms: None })
     }
 
     /// Raw scores of a part's tiles, `q` sharing its columns among `q_group` heads and `k` among `k_group`.
@@ -174,18 +183,25 @@ impl DeviceCompute {
     ) -> Result<()> {
         self.launch_scores(o, part, (q, 1), (k, o.group()), o.flags | window, scores)?;
         match o.terms {
-            Some(terms) => self.launch_terms(o, part, q, k, &terms, scores),
+            Some(terms) => self.launch_terms(o, part, q, &terms, scores),
             None => Ok(()),
         }
     }
 
-    fn launch_terms(&self, o: &Operands, part: &Part, q: View, k: View, terms: &Terms, scores: Binding) -> Result<()> {
+    fn launch_terms(&self, o: &Operands, part: &Part, q: View, terms: &Terms, scores: Binding) -> Result<()> {
         let (query_tiles, by_query) = self.query_terms(o, part, q, terms)?;
-        let (key_bases, by_key) = self.key_terms(o, part, k, terms)?;
+        let by_key = part.key_terms;
+        let key_bases = match by_key {
+            Some(terms_by_key) => {
+                let base = |t: &Tile| word(terms_by_key.begins[&t.keys] + part.head * t.len * terms.rows);
+                self.table(part.tiles.iter().map(base).collect())?
+            }
+            None => Arc::clone(&part.table),
+        };
         let args = TermArgs {
             reach: word(terms.reach),
             rows: word(terms.rows),
-            flags: by_query.as_ref().map_or(0, |_| TERMS_BY_QUERY) | by_key.as_ref().map_or(0, |_| TERMS_BY_KEY),
+            flags: by_query.as_ref().map_or(0, |_| TERMS_BY_QUERY) | by_key.map_or(0, |_| TERMS_BY_KEY),
         };
         let buffers = [
             scores,
@@ -194,7 +210,7 @@ impl DeviceCompute {
             terms.map,
             by_query.as_ref().map_or(scores, Pooled::binding),
             query_tiles.binding(),
-            by_key.as_ref().map_or(scores, Pooled::binding),
+            by_key.map_or(scores, |terms| terms.products.binding()),
             key_bases.binding(),
         ];
         let grid = [part.longest.div_ceil(64), part.tiles.len(), part.heads];
@@ -213,33 +229,30 @@ impl DeviceCompute {
         Ok((over_rows.table, Some(products)))
     }
 
-    /// The products of the keys of the tiles' sequences with the position queries, [heads][keys][rows] a sequence, and
-    /// where those of each tile's sequence begin.
-    fn key_terms(&self, o: &Operands, part: &Part, k: View, terms: &Terms) -> Result<(Arc<Pooled>, Option<Pooled>)> {
-        let rows = terms.rows;
-        let (mut bases, mut tiles, mut words) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut sequence, mut base, mut end) = (None, 0, 0);
-        for Tile { keys, len, .. } in part.tiles {
-            if sequence.replace(*keys) != Some(*keys) {
-                base = end;
-                end += part.heads * len * rows;
-                for tile in tiles::of_sequence(*keys..keys + len, 0, *len) {
-                    let over_rows = Tile { len: rows, ..tile };
-                    words.extend(over_rows.words(base + tile.query * rows, len * rows));
-                    tiles.push(over_rows);
-                }
+    /// The products of the keys of the tiles' sequences with the position queries, where there are any.
+    fn key_terms(&self, o: &Operands, tiles: &[Tile], k: View) -> Result<Option<KeyTerms>> {
+        let Some(Terms { rows, position_queries: Some(table), .. }) = o.terms else { return Ok(None) };
+        let (mut begins, mut over_rows, mut words, mut end) = (HashMap::new(), Vec::new(), Vec::new(), 0);
+        for Tile { keys, len, .. } in tiles {
+            if begins.contains_key(keys) {
+                continue;
             }
-            bases.push(word(base));
+            begins.insert(*keys, end);
+            for tile in tiles::of_sequence(*keys..keys + len, 0, *len) {
+                let tile = Tile { len: rows, ..tile };
+                words.extend(tile.words(end + tile.query * rows, len * rows));
+                over_rows.push(tile);
+            }
+            end += o.heads * len * rows;
         }
-        let bases = self.table(bases)?;
-        let Some(table) = terms.position_queries else { return Ok((bases, None)) };
         let products = self.values(end)?;
         let table = View { at: table, first: 0, stride: o.heads * o.dim };
-        for (tiles, words) in tiles.chunks(MOST_TILES).zip(words.chunks(MOST_TILES * TILE_WORDS as usize)) {
-            let over_rows = Part { tiles, table: self.table(words.to_vec())?, longest: rows, ..*part };
-            self.launch_scores(o, &over_rows, (k, o.group()), (table, 1), 0, products.binding())?;
+        for (tiles, words) in over_rows.chunks(MOST_TILES).zip(words.chunks(MOST_TILES * TILE_WORDS as usize)) {
+            let words = self.table(words.to_vec())?;
+            let part = Part { tiles, table: words, longest: rows, head: 0, heads: o.heads, key_terms: None };
+            self.launch_scores(o, &part, (k, o.group()), (table, 1), 0, products.binding())?;
         }
-        Ok((bases, Some(products)))
+        Ok(Some(KeyTerms { products, begins }))
     }
 
     fn launch_softmax(&self, o: &Operands, part: &Part, fill: u32, scores: Binding) -> Result<()> {
@@ -283,12 +296,17 @@ impl DeviceCompute {
     }
 
     /// Calls `run` for the tiles of whole sequences whose scores lie in one buffer.
-    fn each_part(&self, s: &AttentionShape, run: impl Fn(&Part) -> Result<()>) -> Result<()> {
-        let tiles = tiles::of_segments(s.segments);
-        let (words, _) = tiles::words(&tiles, Layout::Sequences { heads: s.heads });
+    fn each_part(
+        &self,
+        s: &AttentionShape,
+        tiles: &[Tile],
+        key_terms: Option<&KeyTerms>,
+        run: impl Fn(&Part) -> Result<()>,
+    ) -> Result<()> {
+        let (words, _) = tiles::words(tiles, Layout::Sequences { heads: s.heads });
         for (tiles, words) in tiles.chunks(MOST_TILES).zip(words.chunks(MOST_TILES * TILE_WORDS as usize)) {
             let longest = tiles.iter().map(|t| t.len).max().unwrap_or(0);
-            run(&Part { tiles, table: self.table(words.to_vec())?, longest, head: 0, heads: s.heads })?;
+            run(&Part { tiles, table: self.table(words.to_vec())?, longest, head: 0, heads: s.heads, key_terms })?;
         }
         Ok(())
     }
@@ -299,13 +317,16 @@ impl DeviceCompute {
         checks::heads("the query", q, s.heads, s)?;
         checks::heads("the key", k, s.kv_heads, s)?;
         let (q, k, scores) = (View::of(q)?, View::of(k)?, out(scores)?);
-        self.each_part(s, |part| self.launch_all_scores(&o, part, q, k, 0, scores))
+        let tiles = tiles::of_segments(s.segments);
+        let key_terms = self.key_terms(&o, &tiles, k)?;
+        self.each_part(s, &tiles, key_terms.as_ref(), |part| self.launch_all_scores(&o, part, q, k, 0, scores))
     }
 
     pub(super) fn weights_of_scores(&self, scores: &mut Buffer, s: &AttentionShape) -> Result<()> {
         checks::expect("softmax", "the score buffer", scores.len(), s.score_len())?;
         let (o, scores) = (Operands::new(s)?, out(scores)?);
-        self.each_part(s, |part| self.launch_softmax(&o, part, SOFTMAX_FILL, scores))
+        let tiles = tiles::of_segments(s.segments);
+        self.each_part(s, &tiles, None, |part| self.launch_softmax(&o, part, SOFTMAX_FILL, scores))
     }
 
     pub(super) fn weighed_values(
@@ -321,7 +342,8 @@ impl DeviceCompute {
         let o = Operands::new(s)?;
         checks::heads("the value", v, s.kv_heads, s)?;
         let (v, scores, to) = (View::of(v)?, at(scores)?, out(to)?);
-        self.each_part(s, |part| self.launch_values(&o, part, v, scores, to))
+        let tiles = tiles::of_segments(s.segments);
+        self.each_part(s, &tiles, None, |part| self.launch_values(&o, part, v, scores, to))
     }
 
     pub(super) fn whole_attention(
@@ -381,26 +403,51 @@ impl DeviceCompute {
         self.fused(&o, &tiles, (View::of(q)?, stored(keys), stored(values)), out(to)?)
     }
 
-    /// Attention of the tiles, as many at a time as the workspace holds the scores of; of one whose scores it does not
-    /// hold, as many heads.
-    fn fused(&self, o: &Operands, tiles: &[Tile], (q, k, v): (View, View, View), to: Binding) -> Result<()> {
-        let of_head = |t: &Tile| t.count * t.len;
+    /// Attention of the tiles. The products of keys with position queries are computed once a sequence: for as many whole
+    /// sequences as the workspace holds the scores of, at least one.
+    fn fused(&self, o: &Operands, tiles: &[Tile], views: (View, View, View), to: Binding) -> Result<()> {
+        let by_key = o.terms.is_some_and(|terms| terms.position_queries.is_some());
         let mut rest = tiles;
         while !rest.is_empty() {
-            let mut taken = 0;
-            let fits = |t: &&Tile| {
-                taken += of_head(t) * o.heads;
-                taken <= self.workspace
-            };
-            let count = rest.iter().take(MOST_TILES).take_while(fits).count().max(1);
-            let (tiles, others) = rest.split_at(count);
+            let whole = if by_key { tiles::whole_sequences(rest, self.fitting(o, rest)) } else { rest.len() };
+            let (tiles, others) = rest.split_at(whole);
+            let key_terms = self.key_terms(o, tiles, views.1)?;
+            self.fused_with(o, tiles, key_terms.as_ref(), views, to)?;
             rest = others;
-            let all: usize = tiles.iter().map(of_head).sum();
+        }
+        Ok(())
+    }
+
+    /// How many tiles the workspace holds the scores of; at least one.
+    fn fitting(&self, o: &Operands, tiles: &[Tile]) -> usize {
+        let mut taken = 0;
+        let fits = |t: &&Tile| {
+            taken += t.scores() * o.heads;
+            taken <= self.workspace
+        };
+        tiles.iter().take(MOST_TILES).take_while(fits).count().max(1)
+    }
+
+    /// Attention of the tiles, as many at a time as the workspace holds the scores of; of one whose scores it does not
+    /// hold, as many heads.
+    fn fused_with(
+        &self,
+        o: &Operands,
+        tiles: &[Tile],
+        key_terms: Option<&KeyTerms>,
+        (q, k, v): (View, View, View),
+        to: Binding,
+    ) -> Result<()> {
+        let mut rest = tiles;
+        while !rest.is_empty() {
+            let (tiles, others) = rest.split_at(self.fitting(o, rest));
+            rest = others;
+            let all: usize = tiles.iter().map(Tile::scores).sum();
             let heads = (self.workspace / all.max(1)).clamp(1, o.heads);
             let scores = self.values(all * heads)?;
             let layout = Layout::Tiles { heads };
             for head in (0..o.heads).step_by(heads) {
-                let part = Part { head, heads: heads.min(o.heads - head), ..self.part(tiles, layout)? };
+                let part = Part { head, heads: heads.min(o.heads - head), key_terms, ..self.part(tiles, layout)? };
                 self.launch_all_scores(o, &part, q, k, ATTENTION_WINDOW, scores.binding())?;
                 self.launch_softmax(o, &part, 0, scores.binding())?;
                 self.launch_values(o, &part, v, scores.binding(), to)?;

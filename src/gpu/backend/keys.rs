@@ -195,7 +195,7 @@ impl DeviceCompute {
             v_first: from(v, v_at),
             v_stride: word(v.stride),
         };
-        let table = self.table(slots)?;
+        let table = self.words(&slots)?; // of this layer and step alone
         let of = |memory| Binding { memory, offset: 0 };
         let buffers = [of(k_at.memory), of(v_at.memory), table.binding(), of(key_plane), of(value_plane)];
         let grid = [rows.len().div_ceil(4), (kv_heads * head_dim).div_ceil(64), 1];

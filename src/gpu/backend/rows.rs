@@ -117,18 +117,8 @@ impl DeviceCompute {
         taps: usize,
         to: &mut Buffer,
     ) -> Result<()> {
-        let positions = &indices(positions)?.host;
-        let mut sources = Vec::with_capacity(segments.total() * taps);
-        for segment in segments.iter() {
-            let own = &positions[segment.clone()];
-            for position in own {
-                for tap in 0..taps {
-                    let wanted = (*position as usize + tap).checked_sub(taps / 2);
-                    let found = wanted.and_then(|p| own.binary_search(&u32::try_from(p).ok()?).ok());
-                    sources.push(found.map_or(u32::MAX, |at| word(segment.start + at)));
-                }
-            }
-        }
+        let neighbours = segments.neighbours(&indices(positions)?.host, taps);
+        let sources: Vec<u32> = neighbours.map(|row| row.map_or(u32::MAX, word)).collect();
         let args = RowsArgs { rows: word(sources.len()), width: word(cols) };
         let table = self.words(&sources)?;
         let buffers = [at(x)?, table.binding(), out(to)?];

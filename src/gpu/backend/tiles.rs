@@ -22,6 +22,11 @@ pub(super) struct Tile {
 }
 
 impl Tile {
+    /// Scores of one head.
+    pub fn scores(&self) -> usize {
+        self.count * self.len
+    }
+
     /// Its words, with scores that begin at `scores` and heads `stride` apart.
     pub fn words(&self, scores: usize, stride: usize) -> [u32; TILE_WORDS as usize] {
         let mut words = [0; TILE_WORDS as usize];
@@ -55,6 +60,15 @@ pub(super) fn of_sequence(rows: Range<usize>, keys: usize, len: usize) -> impl I
 /// The tiles of whole sequences.
 pub(super) fn of_segments(segments: &Segments) -> Vec<Tile> {
     segments.iter().flat_map(|r| of_sequence(r.clone(), r.start, r.len())).collect()
+}
+
+/// How many of the tiles are whole sequences: those that lie in the first `count`, or the first sequence's if it does not.
+pub(super) fn whole_sequences(tiles: &[Tile], count: usize) -> usize {
+    let Some(cut) = tiles.get(count).map(|next| next.keys) else { return tiles.len() };
+    match tiles[..count].iter().rposition(|tile| tile.keys != cut) {
+        Some(last) => last + 1,
+        None => tiles.iter().position(|tile| tile.keys != cut).unwrap_or(tiles.len()),
+    }
 }
 
 /// Where the scores of a launch's tiles lie.
@@ -110,6 +124,15 @@ mod tests {
         assert_eq!(rows[3], [67, 64, 6, 3, 70, second + 64 * 70, 4900, 0]);
         assert_eq!(rows[4], [73, 0, 1, 73, 1, second + 2 * 4900, 1, 0]);
         assert_eq!((rows.len(), end), (5, second as usize + 2 * 4900 + 2));
+    }
+
+    /// Sequences of 1, 3, 2 and 3 tiles.
+    #[test]
+    fn sequences_are_not_cut() {
+        let tiles = of_segments(&Segments::from_lengths([5, 0, 70, 64, 65]));
+        let whole: Vec<usize> = (1..=10).map(|count| whole_sequences(&tiles, count)).collect();
+        assert_eq!(whole, [1, 1, 1, 4, 4, 6, 6, 6, 9, 9]);
+        assert_eq!((1..6).map(|count| whole_sequences(&tiles[1..], count)).collect::<Vec<_>>(), [3, 3, 3, 3, 5]);
     }
 
     #[test]
