@@ -19,6 +19,15 @@ const DECODERS: [&str; 2] = ["llama-gqa", "gpt2-base"];
 
 const KINDS: [fn(usize) -> Fault; 5] = [Fault::Alloc, Fault::Launch, Fault::Read, Fault::Upload, Fault::Copy];
 
+/// Lets the first, the second, ... call of each kind fail in a run of its own, until a run has no such call any more:
+/// `run` says whether the fault happened. Of each kind so many have to have happened: of [`KINDS`], in their order.
+#[track_caller]
+fn each_call(case: &str, least: [usize; 5], run: impl Fn(Fault) -> bool) {
+    let happened = KINDS.map(|kind| (0..).find(|n| !run(kind(*n))).unwrap_or(0));
+    let enough = happened.iter().zip(least).all(|(found, least)| *found >= least);
+    assert!(enough, "{case}: {happened:?} calls failed, at least {least:?} have to");
+}
+
 fn device() -> Arc<Emulated> {
     Arc::new(Emulated::new(Order::Ascending, 64))
 }
@@ -62,19 +71,16 @@ fn while_loading() {
     }
     for name in [ENCODERS[0], DECODERS[0]] {
         let (device, expected) = (device(), expected(name));
-        for kind in KINDS {
-            let mut failures = 0;
-            for n in 0.. {
-                device.fail(Some(kind(n)));
-                match try_load(name, &device, 1 << 20) {
-                    Ok(_) => break,
-                    Err(e) => failure_of_a_device(&format!("{name}, {:?}", kind(n)), &e),
-                }
-                assert_eq!(device.live.pieces.load(SeqCst), 0, "{name}, {:?}: memory is left", kind(n));
-                failures += 1;
+        each_call(name, [10, 0, 0, 10, 0], |fault| {
+            device.fail(Some(fault));
+            let case = format!("{name}, {fault:?}");
+            match try_load(name, &device, 1 << 20) {
+                Ok(_) => assert!(!device.failed(), "{case}: loaded"),
+                Err(e) => failure_of_a_device(&case, &e),
             }
-            assert!(failures > 10 || !matches!(kind(0), Fault::Alloc(_) | Fault::Upload(_)), "{failures}");
-        }
+            assert_eq!(device.live.pieces.load(SeqCst), 0, "{case}: memory is left");
+            device.failed()
+        });
         device.fail(None);
         let model = try_load(name, &device, 1 << 20).unwrap();
         assert!(bits(&model, &sequences(&model)) == expected, "{name}");
@@ -94,17 +100,18 @@ fn while_encoding() {
         for pool in [0, 1 << 24] {
             let model = try_load(name, &device, pool).unwrap();
             let sequences = sequences(&model);
-            for kind in KINDS {
-                let mut failures = 0;
-                for n in 0.. {
-                    device.fail(Some(kind(n)));
-                    assert!(bits(&model, &sequences) == expected, "{name}, pool of {pool}, {:?}", kind(n));
-                    if !device.failed() {
-                        break;
-                    }
-                    failures += 1;
-                }
-                assert!(failures > 0 || matches!(kind(0), Fault::Copy(_) | Fault::Alloc(_)), "{name} {:?}", kind(0));
+            // A pool that fills is asked for less from run to run.
+            let allocations = if pool == 0 { 10 } else { 1 };
+            let copies = usize::from(DECODERS.contains(&name));
+            each_call(name, [allocations, 10, 1, 1, copies], |fault| {
+                device.fail(Some(fault));
+                assert!(bits(&model, &sequences) == expected, "{name}, pool of {pool}, {fault:?}");
+                device.failed()
+            });
+            if pool > 0 {
+                device.fail(Some(Fault::Alloc(0)));
+                assert!(bits(&model, &sequences) == expected, "{name}");
+                assert!(!device.failed(), "{name}: a pass asks for memory where the pool is warm");
             }
             device.fail(None);
             drop(model);
@@ -160,6 +167,7 @@ fn a_lost_device_gives_no_results() {
         let before = device.launches.load(SeqCst);
         assert!(bits(&model, &sequences) == expected);
         let launches = device.launches.load(SeqCst) - before;
+        assert!(launches > 10, "{name}: {launches}");
         for n in 0..launches {
             device.fail(Some(Fault::LaunchLater(n)));
             for result in model.encode(&sequences) {
@@ -187,32 +195,36 @@ fn while_decoding() {
         let mut cache = cpu.kv_cache().unwrap();
         let mut score = |part: &[u32]| of(&cpu.extend(&mut cache, part).unwrap());
         let (first, second) = (score(&ids[..20]), score(&ids[20..]));
-        let device = device();
-        let model = try_load(name, &device, 1 << 24).unwrap();
-        for kind in KINDS {
-            for n in 0.. {
+        for pool in [0, 1 << 24] {
+            let device = device();
+            let model = try_load(name, &device, pool).unwrap();
+            let filled = || {
                 device.fail(None);
                 let mut cache = model.kv_cache().unwrap();
                 assert!(of(&model.extend(&mut cache, &ids[..20]).unwrap()) == first);
-                device.fail(Some(kind(n)));
+                cache
+            };
+            let allocations = if pool == 0 { 10 } else { 0 };
+            each_call(name, [allocations, 10, 1, 1, 0], |fault| {
+                let case = format!("{name}, pool of {pool}, {fault:?}");
+                let mut cache = filled();
+                device.fail(Some(fault));
                 let found = model.extend(&mut cache, &ids[20..]);
                 let failed = device.failed();
                 match found {
-                    Ok(scores) => assert!(of(&scores) == second, "{name}, {:?}", kind(n)),
+                    Ok(scores) => assert!(of(&scores) == second, "{case}"),
                     Err(e) => {
-                        failure_of_a_device(&format!("{name}, {:?}", kind(n)), &e);
-                        assert_eq!(cache.ids(), &ids[..20], "{name}, {:?}", kind(n));
+                        failure_of_a_device(&case, &e);
+                        assert_eq!(cache.ids(), &ids[..20], "{case}");
                         device.fail(None);
                         let again = of(&model.extend(&mut cache, &ids[20..]).unwrap());
-                        assert!(again == second, "{name}, {:?}: again", kind(n));
+                        assert!(again == second, "{case}: again");
                     }
                 }
-                if !failed {
-                    break;
-                }
-            }
+                failed
+            });
+            drop(model);
+            assert_eq!(device.live.pieces.load(SeqCst), 0, "{name}: memory is left");
         }
-        drop(model);
-        assert_eq!(device.live.pieces.load(SeqCst), 0, "{name}: memory is left");
     }
 }

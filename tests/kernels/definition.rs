@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::{bf16, f16};
@@ -59,17 +60,28 @@ pub fn each_isa(test: &str, mut check: impl FnMut(&'static Kernels)) {
 
 /// Runs `check` with the CPU backend on each instruction set, and with the GPU backend over the emulated device, where
 /// this build has it: each time in another order of threads, and with small or large tiles; and over this machine's GPUs.
+#[track_caller]
 pub fn each_backend(test: &str, mut check: impl FnMut(&str, &dyn GpuCompute)) {
-    static TURN: AtomicUsize = AtomicUsize::new(0);
     each_isa(test, |kernels| check(kernels.name(), &CpuCompute::with_kernels(kernels)));
     if emulated::available(test) {
-        let turn = TURN.fetch_add(1, Ordering::Relaxed);
+        let turn = turn(test, std::panic::Location::caller());
         let (order, units) = (emulated::ORDERS[turn % 3], if turn.is_multiple_of(2) { 1 } else { 64 });
         check(&format!("GPU, {order:?}, {units} units"), &emulated::backend(order, units));
     }
     for gpu in devices::gpus(test) {
         check(&gpu.name, &*gpu.compute);
     }
+}
+
+/// A number for each call from one place with one name, the same in every run, whatever other tests run beside: it begins
+/// with the name's, and goes up by one.
+fn turn(test: &str, caller: &'static std::panic::Location) -> usize {
+    type Calls = BTreeMap<(String, u32), usize>;
+    static CALLS: Mutex<Calls> = Mutex::new(Calls::new());
+    let mut calls = CALLS.lock().unwrap();
+    let count = calls.entry((test.to_string(), caller.line())).or_default();
+    *count += 1;
+    test.bytes().map(usize::from).sum::<usize>() + *count
 }
 
 /// Tests of these functions on the CPU backend, and on the GPU backend over the emulated device and this machine's GPUs.

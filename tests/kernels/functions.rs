@@ -1,10 +1,22 @@
 //! The elementary functions as docs/numerics.md writes them, operation by operation, and every kernel held to the bits.
 
 use kin_infer::cpu::{Kernels, available};
-use kin_infer::gpu::Activation;
+use kin_infer::gpu::{Activation, AttentionShape, KeyWindow, ScoreBias, Segments};
 use rayon::prelude::*;
 
-use super::definition::class;
+use super::SPECIAL;
+use super::definition::{ACTIVATIONS, class, each_backend};
+
+/// Where the functions change their formula, besides [`SPECIAL`]: weights of softmax end, the argument of exp is limited
+/// in GELU (erf) and in tanh.
+const SEAMS: [f32; 3] = [69.0, 14.491_377, 44.75];
+
+/// The seams with either sign, a step before and after them, and every 65 521st bit pattern: a prime, so that mantissas
+/// are of all kinds.
+fn inputs() -> Vec<f32> {
+    let seams = SPECIAL.into_iter().chain(SEAMS).flat_map(|x| [x.next_down(), x, x.next_up()]).flat_map(|x| [x, -x]);
+    seams.chain((0..=u32::MAX).step_by(65_521).map(f32::from_bits)).collect()
+}
 
 const MAGIC: f32 = 12_582_912.0;
 
@@ -93,16 +105,31 @@ fn silu(x: f32) -> f32 {
     }
 }
 
+fn tanh(x: f32) -> f32 {
+    let (a, s) = (x.abs(), x * x);
+    let p = polynomial(s, &[0xbbba_f0ea, 0x3ca9_134e, 0xbd5c_1e2d, 0x3e08_8394, 0xbeaa_aa99]);
+    let small = if a < 2f32.powi(-13) { x } else { (p * s).mul_add(x, x) };
+    let large = 1.0 - 2.0 / (exp(a + a) + 1.0);
+    let large = if x < 0.0 { 0.0 - large } else { large };
+    if 0.625 < a { large } else { small }
+}
+
+fn relu(x: f32) -> f32 {
+    if x < 0.0 { 0.0 } else { x }
+}
+
 type Apply = fn(&Kernels, &mut [f32]);
 
 type Definition = fn(f32) -> f32;
 
-const FUNCTIONS: [(&str, Apply, Definition); 5] = [
+const FUNCTIONS: [(&str, Apply, Definition); 7] = [
     ("exp", |k, x| k.exp(x), exp),
     ("gelu_erf", |k, x| k.activation(Activation::GeluErf, x), gelu_erf),
     ("gelu_tanh", |k, x| k.activation(Activation::GeluTanh, x), gelu_tanh),
     ("sigmoid", |k, x| k.activation(Activation::Sigmoid, x), sigmoid),
     ("silu", |k, x| k.activation(Activation::Silu, x), silu),
+    ("tanh", |k, x| k.activation(Activation::Tanh, x), tanh),
+    ("relu", |k, x| k.activation(Activation::Relu, x), relu),
 ];
 
 /// Every `step`-th bit pattern through every kernel and the definition.
@@ -121,6 +148,76 @@ fn check(step: u64) {
                     panic!("{} {name}({:e}): {:e} for {:e}", kernels.name(), x[i], y[i], expected[i]);
                 }
             }
+        }
+    });
+}
+
+fn definition_of(activation: Activation) -> Definition {
+    match activation {
+        Activation::Identity => |x| x,
+        Activation::Relu => relu,
+        Activation::GeluErf => gelu_erf,
+        Activation::GeluTanh => gelu_tanh,
+        Activation::Silu => silu,
+        Activation::Sigmoid => sigmoid,
+        Activation::Tanh => tanh,
+    }
+}
+
+/// The activations of every backend, a GPU's own text of the functions among them.
+#[test]
+fn the_activations_of_every_backend_are_their_definitions() {
+    let x = inputs();
+    for activation in ACTIVATIONS {
+        let expected: Vec<f32> = x.iter().map(|x| definition_of(activation)(*x)).collect();
+        each_backend("activations of every backend", |backend, c| {
+            let mut y = c.upload(&x).unwrap();
+            c.activate(&mut y, activation).unwrap();
+            let mut found = vec![0.0; x.len()];
+            c.read(&y, &mut found).unwrap();
+            let differs = (0..x.len()).find(|&i| class(found[i]) != class(expected[i]));
+            if let Some(i) = differs {
+                panic!("{backend} {activation:?}({:e}): {:e} for {:e}", x[i], found[i], expected[i]);
+            }
+        });
+    }
+}
+
+/// The exponential of every backend as softmax has it: of two keys, one scores 0, the other x <= 0.
+#[test]
+fn the_exponential_of_every_backend_is_its_definition() {
+    let mut x: Vec<f32> = inputs().into_iter().filter(|x| *x <= 0.0).collect();
+    x.truncate(x.len() / 2 * 2);
+    let weights = |x: &f32| {
+        let e = if *x < -69.0 { 0.0 } else { exp(*x) };
+        let inverse = 1.0 / (1.0 + e);
+        [inverse, e * inverse]
+    };
+    let expected: Vec<f32> = x.iter().flat_map(weights).collect();
+    let scores: Vec<f32> = x.iter().flat_map(|x| [0.0, *x]).collect();
+    // A head has two rows, of two keys each.
+    let heads = x.len() / 2;
+    each_backend("exponential of every backend", |backend, c| {
+        let segments = Segments::from_lengths([2]);
+        let positions = c.upload_index(&[0, 1]).unwrap();
+        let shape = AttentionShape {
+            segments: &segments,
+            heads,
+            kv_heads: heads,
+            head_dim: 1,
+            scale: 1.0,
+            positions: &positions,
+            bias: ScoreBias::None,
+            window: KeyWindow::ALL,
+            softcap: None,
+        };
+        let mut y = c.upload(&scores).unwrap();
+        c.softmax(&mut y, &shape).unwrap();
+        let mut found = vec![0.0; scores.len()];
+        c.read(&y, &mut found).unwrap();
+        let differs = (0..found.len()).find(|&i| class(found[i]) != class(expected[i]));
+        if let Some(i) = differs {
+            panic!("{backend} softmax of 0 and {:e}: {:e} for {:e}", x[i / 2], found[i], expected[i]);
         }
     });
 }

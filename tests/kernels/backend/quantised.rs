@@ -1,30 +1,14 @@
 //! Weights of blocks and of int8 in the backend's operations.
 
-use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use kin_infer::cpu::{CpuCompute, available, quant_available};
 use kin_infer::gpu::{Activation, GpuCompute, Weight};
-use kin_infer::weights::{Checkpoint, Dtype, Tensor, blocks};
+use kin_infer::weights::{Dtype, Tensor};
 use kin_infer::{InferError, Precision};
-use safetensors::tensor::{Dtype as FileDtype, TensorView, serialize_to_file};
+use safetensors::tensor::Dtype as FileDtype;
 
 use super::composed::Composed;
-use super::definition::{Random, same, tensor};
+use super::definition::{Random, block_tensor, same, tensor};
 use super::{stale, values};
-
-/// A tensor [n, k] of blocks.
-fn blocks_of(values: &[f32], (n, k): (usize, usize), dtype: Dtype) -> Tensor {
-    let mut bytes = vec![0; n * k / dtype.block_len() * dtype.size()];
-    blocks::quantise(dtype, values, &mut bytes).unwrap();
-    let view = TensorView::new(FileDtype::U8, vec![n, bytes.len() / n], &bytes).unwrap();
-    let described = format!(r#"{{"t": {{"dtype": "{dtype}", "shape": [{n}, {k}]}}}}"#);
-    static COUNT: AtomicUsize = AtomicUsize::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("blocks-{count}.safetensors"));
-    serialize_to_file([("t", view)], Some([("kin_infer.blocks".to_string(), described)].into()), &file).unwrap();
-    Checkpoint::open_file(&file).unwrap().tensor("t").unwrap().clone()
-}
 
 /// Gate and up projection of every kind, alike and mixed: quantising their input once does not show.
 #[test]
@@ -41,7 +25,7 @@ fn gated_ffn_of_quantised_weights_is_its_composition() {
                 c.prepare_weight_as(&[t], Precision::Int8).unwrap()
             }
             Some(Dtype::F32) => c.prepare_weight(&[tensor(&w, &[n, k], FileDtype::F32).0]).unwrap(),
-            Some(dtype) => c.prepare_weight(&[blocks_of(&w, (n, k), dtype)]).unwrap(),
+            Some(dtype) => c.prepare_weight(&[block_tensor(&w, [n, k], dtype).0]).unwrap(),
         }
     };
     for quant in quant_available() {
@@ -70,7 +54,7 @@ fn int8_takes_every_type_and_stacks() {
     let dtypes = [FileDtype::F32, FileDtype::F16, FileDtype::BF16];
     let mut parts: Vec<(Tensor, Tensor)> = dtypes.map(|d| widened(random.vector(20 * k, 0.3), (20, k), d)).into();
     for dtype in [Dtype::Q8_0, Dtype::Q4_0] {
-        let blocks = blocks_of(&random.vector(20 * k, 0.3), (20, k), dtype);
+        let (blocks, _) = block_tensor(&random.vector(20 * k, 0.3), [20, k], dtype);
         let (wide, _) = tensor(&blocks.to_f32().unwrap(), &[20, k], FileDtype::F32);
         parts.push((blocks, wide));
     }
