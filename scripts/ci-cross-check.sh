@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Type-checks the workspace for macOS and Windows, and runs clippy over it with macOS's backends, on Debian 12 as root. Nothing is linked, so neither SDK is needed.
+# Type-checks the workspace for macOS and Windows, and runs clippy over it with their backends (macOS: metal and
+# accelerate; Windows: cuda), on Debian 12 as root. Nothing is linked, so neither SDK is needed.
 # The standard library is built from source, since Debian ships none for these targets.
 #
 # usage: scripts/ci-cross-check.sh [TARGET...]
@@ -26,8 +27,9 @@ for target in "$@"; do
     workspace=(-Zbuild-std=std,panic_abort,test --target "$target" -p kin-infer -p kin-infer-cli --all-targets --locked)
     echo "--- target: $target"
     /usr/bin/cargo check "${workspace[@]}"
-    [[ $target == *-apple-* ]] || continue
-    features=kin-infer/metal,kin-infer/accelerate,kin-infer-cli/metal,kin-infer-cli/accelerate
+    features=kin-infer/cuda,kin-infer-cli/cuda
+    [[ $target != *-apple-* ]] ||
+        features=kin-infer/metal,kin-infer/accelerate,kin-infer-cli/metal,kin-infer-cli/accelerate
     echo "--- target: $target, $features"
     /usr/bin/cargo clippy "${workspace[@]}" --features "$features" -- -D warnings
 done
