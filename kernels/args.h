@@ -68,6 +68,10 @@ struct NormArgs {
     uint has_beta;
     float eps;
 };
+struct ArgMaxArgs {
+    uint cols;
+    uint among;
+};
 struct GatherArgs {
     uint rows;
     uint cols;

@@ -57,3 +57,38 @@ KERNEL(256) l2_normalize_rows(DEVICE float* x ARG(0), PARAM(RowsArgs) p ARG(1) T
     norm = norm < 1e-12f ? 1e-12f : norm;
     for (uint i = lane; i < p.width; i += 32) row[i] = row[i] / norm;
 }
+
+// Of each row of x [rows, cols], the first of its first `among` columns that holds their largest value; 2^32 - 1 where a
+// value of the row is NaN or infinite. out: [rows]. Grid: rows threadgroups of 256.
+KERNEL(256) arg_max_rows(DEVICE const float* x ARG(0), DEVICE uint* out ARG(1), PARAM(ArgMaxArgs) p ARG(2) THREAD_PARAMS) {
+    THREAD_IDS();
+    SHARED float tops[256];
+    SHARED uint places[256];
+    const uint none = 0xfffffffeu, not_finite = 0xffffffffu, t = tid.x;
+    DEVICE const float* row = x + gid.x * p.cols;
+    float top = 0.0f;
+    uint place = none;
+    for (uint i = t; i < p.cols; i += 256) {
+        const float value = row[i];
+        if ((AS_UINT(value) & 0x7fffffffu) >= 0x7f800000u) {
+            place = not_finite;
+        } else if (i < p.among && (place == none || (place != not_finite && top < value))) {
+            top = value;
+            place = i;
+        }
+    }
+    tops[t] = top;
+    places[t] = place;
+    for (uint width = 128; width > 0; width >>= 1) {
+        BARRIER();
+        if (t >= width) continue;
+        const uint mine = places[t], other = places[t + width];
+        const float a = tops[t], b = tops[t + width];
+        if (mine == not_finite || other == none) continue;
+        if (other == not_finite || mine == none || a < b || (a == b && other < mine)) {
+            places[t] = other;
+            tops[t] = b;
+        }
+    }
+    if (t == 0) out[gid.x] = places[0];
+}

@@ -6,10 +6,16 @@ mod emulated;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
-use common::outputs::{FAMILIES, hash, heads, load};
+use common::outputs::{FAMILIES, hash, heads, load, sequence};
 use common::{decoders, encoders, fixture};
-use emulated::{ORDERS, backend};
+use emulated::{Emulated, ORDERS, Order, backend};
+use kin_infer::BertModel;
+use kin_infer::arch::HeadChoice;
+use kin_infer::cpu::CpuCompute;
+use kin_infer::generate::SamplingParams;
+use kin_infer::gpu::DeviceCompute;
 
 /// The hashes of fingerprints.json.
 fn committed() -> BTreeMap<String, String> {
@@ -55,6 +61,39 @@ fn check_fixtures(half: usize) {
         }
     }
     assert!(compared >= 100, "{compared}");
+}
+
+/// Greedy decoding brings four bytes of a sequence and step to the host, and with a penalty, which changes scores, all of
+/// them; the tokens are the CPU's.
+#[test]
+fn greedy_decoding_leaves_the_scores_on_the_device() {
+    if !emulated::available("greedy_decoding_leaves_the_scores_on_the_device") {
+        return;
+    }
+    const TOKENS: usize = 6;
+    for name in ["llama-gqa", "gemma2-base", "gpt2-base"] {
+        let cpu = load(name, Arc::new(CpuCompute::new().unwrap()), HeadChoice::Configured);
+        let device = Arc::new(Emulated::new(Order::Descending, 64));
+        let gpu = load(name, Arc::new(DeviceCompute::new(Arc::clone(&device) as _)), HeadChoice::Configured);
+        let vocab = cpu.spec().embedding.vocab_size;
+        let prompts = [3, 9].map(|len| sequence(len, &cpu).ids);
+        let prompts: Vec<&[u32]> = prompts.iter().map(Vec::as_slice).collect();
+        let limited = SamplingParams::new().vocab_limit(vocab / 2);
+        for (params, bytes) in [
+            (SamplingParams::new(), 4),
+            (limited, 4),
+            (SamplingParams::new().repetition_penalty(1.3), 4 * vocab),
+            (SamplingParams::new().logprobs(1), 4 * vocab),
+        ] {
+            let tokens = |model: &BertModel| -> Vec<Vec<u32>> {
+                let found = model.generate_all(&prompts, TOKENS, &mut vec![params.clone(); prompts.len()]);
+                found.into_iter().map(|g| g.unwrap().tokens).collect()
+            };
+            let before = device.read.load(SeqCst);
+            assert_eq!(tokens(&gpu), tokens(&cpu), "{name}: {params:?}");
+            assert_eq!(device.read.load(SeqCst) - before, bytes * prompts.len() * TOKENS, "{name}: {params:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! [`KvCache`]: what a decoder remembers of a sequence, so that each further token costs one pass.
 
 use crate::error::{InferError, Result};
-use crate::gpu::KvStore;
-use crate::model::BertModel;
+use crate::gpu::{Buffer, KvStore};
+use crate::model::{BertModel, Next};
 
 /// The tokens of one sequence, and the keys and values each layer has computed for them.
 ///
@@ -120,26 +120,42 @@ impl BertModel {
 
     /// [`extend`](Self::extend) of several sequences in one pass over the weights; each gets the bits it gets alone.
     pub fn extend_all(&self, items: &mut [(&mut KvCache, &[u32])]) -> Vec<Result<Vec<f32>>> {
+        let lengths = vec![self.spec().embedding.vocab_size; items.len()];
+        let finite = |scores: Vec<f32>| scores.iter().all(|s| s.is_finite()).then_some(scores);
+        let whole = |scores: &Buffer| {
+            let rows = scores.len() / self.spec().embedding.vocab_size;
+            Ok(self.read(scores, &lengths[..rows])?.into_iter().map(finite).collect())
+        };
+        self.next_all(items, &whole)
+    }
+
+    /// As [`extend_all`](Self::extend_all), and of the next token's scores only the id of the largest of the first
+    /// `among`, the lowest of equal ones: the others are not read from the device.
+    pub(super) fn largest_all(&self, items: &mut [(&mut KvCache, &[u32])], among: usize) -> Vec<Result<u32>> {
+        let vocab = self.spec().embedding.vocab_size;
+        self.next_all(items, &|scores| self.compute().arg_max(scores, vocab, among.min(vocab)))
+    }
+
+    /// What `next` makes of the scores of each sequence's next token; nothing where one is not finite.
+    fn next_all<T: Send>(&self, items: &mut [(&mut KvCache, &[u32])], next: &Next<Option<T>>) -> Vec<Result<T>> {
         let before: Vec<usize> = items.iter().map(|(cache, _)| cache.ids.len()).collect();
-        let results = match self.try_extend_all(items) {
-            Ok(scores) => scores.into_iter().map(Ok).collect(),
+        let results = match self.try_next_all(items, next) {
+            Ok(found) => found.into_iter().map(Ok).collect(),
             Err(e) if items.len() == 1 => vec![Err(e)],
             // What the batch cannot have, each sequence alone may.
             Err(_) => {
                 let mut results = Vec::new();
                 for (item, len) in items.iter_mut().zip(&before) {
                     item.0.ids.truncate(*len);
-                    let alone = self.try_extend_all(std::slice::from_mut(item)).map(|mut s| s.swap_remove(0));
+                    let alone = self.try_next_all(std::slice::from_mut(item), next).map(|mut s| s.swap_remove(0));
                     results.push(alone);
                 }
                 results
             }
         };
-        let finite = |(i, result): (usize, Result<Vec<f32>>)| {
-            result.map_err(|e| e.with_item(i)).and_then(|scores| match scores.iter().all(|s| s.is_finite()) {
-                true => Ok(scores),
-                false => Err(InferError::NonFiniteOutput { item: i, stage: "the next token's scores".to_string() }),
-            })
+        let finite = |(i, result): (usize, Result<Option<T>>)| {
+            let stage = "the next token's scores".to_string();
+            result.map_err(|e| e.with_item(i))?.ok_or(InferError::NonFiniteOutput { item: i, stage })
         };
         let results: Vec<_> = results.into_iter().enumerate().map(finite).collect();
         for ((item, len), result) in items.iter_mut().zip(before).zip(&results) {
@@ -152,7 +168,11 @@ impl BertModel {
         results
     }
 
-    fn try_extend_all(&self, items: &mut [(&mut KvCache, &[u32])]) -> Result<Vec<Vec<f32>>> {
+    fn try_next_all<T: Send>(
+        &self,
+        items: &mut [(&mut KvCache, &[u32])],
+        next: &Next<Option<T>>,
+    ) -> Result<Vec<Option<T>>> {
         for (i, (cache, ids)) in items.iter_mut().enumerate() {
             if ids.is_empty() {
                 return Err(InferError::input(i, "it has no new tokens"));
@@ -169,16 +189,16 @@ impl BertModel {
         // Long prompts first, one by one and chunk by chunk, until every sequence has at most a chunk left.
         for (i, (cache, _)) in items.iter_mut().enumerate() {
             while cache.ids.len() - cache.computed > CHUNK {
-                self.advance(&mut [&mut **cache], CHUNK, false).map_err(|e| e.with_item(i))?;
+                self.advance::<()>(&mut [&mut **cache], CHUNK, None).map_err(|e| e.with_item(i))?;
             }
         }
         let mut caches: Vec<&mut KvCache> = items.iter_mut().map(|(cache, _)| &mut **cache).collect();
-        self.advance(&mut caches, usize::MAX, true)
+        self.advance(&mut caches, usize::MAX, Some(next))
     }
 
-    /// Computes up to `most` tokens of each sequence that are not computed yet; with `score`, the scores of the tokens
-    /// after the last ones.
-    fn advance(&self, caches: &mut [&mut KvCache], most: usize, score: bool) -> Result<Vec<Vec<f32>>> {
+    /// Computes up to `most` tokens of each sequence that are not computed yet, and what `next` makes of the scores of the
+    /// tokens after the last ones.
+    fn advance<T: Send>(&self, caches: &mut [&mut KvCache], most: usize, next: Option<&Next<T>>) -> Result<Vec<T>> {
         let parts: Vec<(std::ops::Range<usize>, Vec<u32>)> = caches
             .iter()
             .map(|c| {
@@ -188,8 +208,8 @@ impl BertModel {
             .collect();
         let lengths: Vec<usize> = caches.iter().map(|c| c.ids.len()).collect();
         let mut stores: Vec<&mut Vec<KvStore>> = caches.iter_mut().map(|c| &mut c.layers).collect();
-        let scores = self.run_stored(&parts, &lengths, &mut stores, score)?;
+        let found = self.run_stored(&parts, &lengths, &mut stores, next)?;
         caches.iter_mut().zip(parts).for_each(|(c, (range, _))| c.computed = range.end);
-        Ok(scores)
+        Ok(found)
     }
 }

@@ -179,17 +179,30 @@ impl<'a> Decoding<'a> {
         if rows.is_empty() {
             return;
         }
+        let among = rows[0].1.largest_among().filter(|n| rows.iter().all(|(_, r)| r.largest_among() == Some(*n)));
         let mut items: Vec<(&mut KvCache, &[u32])> = Vec::with_capacity(rows.len());
         for (_, row) in &mut rows {
             let done = row.cache.get().len();
             items.push((row.cache.get(), &row.ids[done..]));
         }
+        if let Some(among) = among {
+            let results = self.model.largest_all(&mut items, among);
+            return settle(rows, results, |row, id| row.push(id));
+        }
         let results = self.model.extend_all(&mut items);
-        rows.into_par_iter().zip(results).for_each(|((i, row), scores)| {
-            let accepted = scores.and_then(|scores| row.accept(&scores));
-            row.failed = accepted.err().map(|e| e.with_item(i));
-        });
+        settle(rows, results, |row, scores| row.accept(&scores));
     }
+}
+
+/// Gives each sequence its result.
+fn settle<T: Send>(
+    rows: Vec<(usize, &mut Row)>,
+    results: Vec<Result<T>>,
+    accept: impl Fn(&mut Row, T) -> Result<()> + Sync,
+) {
+    rows.into_par_iter().zip(results).for_each(|((i, row), result)| {
+        row.failed = result.and_then(|found| accept(row, found)).err().map(|e| e.with_item(i));
+    });
 }
 
 /// The window of the model, where the prompt is one it can continue.

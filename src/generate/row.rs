@@ -90,6 +90,16 @@ impl<'a> Row<'a> {
         if let Some(n) = self.params.logprobs {
             self.logprobs.push(logprobs(scores, id, n, self.params.vocab_limit.unwrap_or(usize::MAX)));
         }
+        self.push(id)
+    }
+
+    /// The next token is the one of the largest of so many scores, where nothing else decides.
+    pub(super) fn largest_among(&self) -> Option<usize> {
+        self.params.largest_among()
+    }
+
+    /// Adds the next token.
+    pub(super) fn push(&mut self, id: u32) -> Result<()> {
         self.ids.push(id);
         if self.stop_ids.contains(&id) {
             return self.end(FinishReason::StopToken(id));

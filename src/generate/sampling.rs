@@ -138,6 +138,12 @@ impl SamplingParams {
         self.temperature == 0.0
     }
 
+    /// Where nothing but the model's scores decides: the token is the largest of so many.
+    pub(super) fn largest_among(&self) -> Option<usize> {
+        let alone = self.is_greedy() && self.repetition_penalty == 1.0 && self.logprobs.is_none();
+        alone.then(|| self.vocab_limit.unwrap_or(usize::MAX))
+    }
+
     /// Whether the flag is set.
     pub(super) fn cancelled(&self) -> bool {
         self.cancel.as_ref().is_some_and(|flag| flag.load(Ordering::Relaxed))

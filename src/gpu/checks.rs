@@ -164,6 +164,14 @@ pub(crate) fn pool(
     }
 }
 
+pub(crate) fn arg_max(x: &Buffer, cols: usize, among: usize) -> Result<()> {
+    whole_rows("arg_max", x.len(), cols)?;
+    if among == 0 || among > cols || u32::try_from(among).is_err() {
+        return Err(InferError::InvalidArgument(format!("arg_max: the first {among} of {cols} columns")));
+    }
+    Ok(())
+}
+
 /// An attention's shape; `positions` are the shape's, `map` its map of distances.
 pub(crate) fn attention(s: &AttentionShape, positions: &[u32], map: Option<&[u32]>) -> Result<()> {
     use super::ScoreBias;

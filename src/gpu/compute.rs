@@ -6,15 +6,23 @@ use std::sync::atomic::AtomicBool;
 
 use super::{
     Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuDeviceInfo, IndexBuffer, KvStore, Norm,
-    PoolingMode, Precision, Rope, Segments, Slices, StoredAttention, Table, Weight,
+    PoolingMode, Precision, Rope, Segments, Slices, StoredAttention, Table, Weight, checks,
 };
 use crate::error::{InferError, Result};
+use crate::fork;
 use crate::weights::Tensor;
 
 /// A compute backend over device buffers. Operations enqueue; [`read`](Self::read) waits for their results.
 ///
 /// Matrices are row-major f32. Sizes that contradict each other are an error before anything is computed. The order of
 /// every sum is fixed by docs/numerics.md: all backends that are [exact](Self::is_exact) give the same bits.
+///
+/// # Errors
+/// Of every operation: [`InvalidArgument`](InferError::InvalidArgument) for sizes that contradict each other, ids beyond a
+/// table, positions that do not ascend, and handles of another backend; [`OutOfMemory`](InferError::OutOfMemory);
+/// [`BackendError`](InferError::BackendError) of a device that fails, also in work that was enqueued before;
+/// [`Cancelled`](InferError::Cancelled) of a [cancellable](Self::cancellable) one. What an output holds is then
+/// unspecified. What else an operation refuses is said there.
 pub trait GpuCompute: Send + Sync {
     /// The kind of device.
     fn backend(&self) -> GpuBackend;
@@ -41,7 +49,7 @@ pub trait GpuCompute: Send + Sync {
     /// Copies the first `out.len()` values to the host.
     fn read(&self, buffer: &Buffer, out: &mut [f32]) -> Result<()>;
     /// Prepares the matrix of a linear layer from tensors [n_i, k] stacked in their order: [sum n_i, k]. A value that
-    /// is not finite is a `TensorError`.
+    /// is not finite is a [`TensorError`](InferError::TensorError).
     fn prepare_weight(&self, parts: &[Tensor]) -> Result<Weight>;
     /// Prepares an embedding table from a tensor [rows, cols].
     fn prepare_table(&self, tensor: &Tensor) -> Result<Table>;
@@ -94,7 +102,8 @@ pub trait GpuCompute: Send + Sync {
     /// of no keys ahead over the whole sequence.
     fn attend(&self, q: Columns, stores: &[&KvStore], shape: &StoredAttention, out: &mut Buffer) -> Result<()>;
     /// Pools each range of rows of `x` [rows, cols] into row i of `out` [ranges, out_stride], at column `out_first`.
-    /// The first `skip` rows of each range, a prompt, take no part; a range with no others is an error.
+    /// The first `skip` rows of each range, a prompt, take no part; a range with no others is an
+    /// [`InputError`](InferError::InputError).
     fn pool(
         &self,
         x: &Buffer,
@@ -119,6 +128,22 @@ pub trait GpuCompute: Send + Sync {
                     .to_string(),
             }),
         }
+    }
+
+    /// For each row of `x` [rows, cols] the first of its first `among` columns that holds their largest value, on the
+    /// host; None where a value of the row, of whichever column, is NaN or infinite. +0 and -0 are equal.
+    fn arg_max(&self, x: &Buffer, cols: usize, among: usize) -> Result<Vec<Option<u32>>> {
+        checks::arg_max(x, cols, among)?;
+        let mut values = vec![0.0; x.len()];
+        self.read(x, &mut values)?;
+        let mut first = vec![None; x.len() / cols];
+        let rows = values.chunks_exact(cols).zip(&mut first).collect();
+        fork::each_of(rows, |(row, first): (&[f32], &mut Option<u32>)| {
+            let larger = |best: usize, i: usize| if row[i] > row[best] { i } else { best };
+            let finite = row.iter().all(|v| v.is_finite());
+            *first = finite.then(|| (1..among).fold(0, larger) as u32);
+        });
+        Ok(first)
     }
 
     /// Self-attention: scores, softmax, values.

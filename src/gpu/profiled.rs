@@ -271,6 +271,10 @@ impl GpuCompute for Profiled {
         self.rows("normalise", 2 * x.len(), || self.inner.l2_normalize(x, cols))
     }
 
+    fn arg_max(&self, x: &Buffer, cols: usize, among: usize) -> Result<Vec<Option<u32>>> {
+        self.rows("arg max", x.len(), || self.inner.arg_max(x, cols, among))
+    }
+
     fn attention(&self, q: Columns, k: Columns, v: Columns, shape: &AttentionShape, out: &mut Buffer) -> Result<()> {
         let (flops, values) = attention_cost(shape);
         self.count(|| "attention".into(), flops, values, || self.inner.attention(q, k, v, shape, out))

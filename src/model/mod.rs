@@ -297,14 +297,15 @@ impl BertModel {
     }
 
     /// Runs the next tokens of sequences whose earlier keys are stored: `parts` are their positions and ids, `lengths`
-    /// the sequences' whole lengths, by which rotations go. With `score`, gives the scores of the token after each part.
-    pub(crate) fn run_stored(
+    /// the sequences' whole lengths, by which rotations go. Gives what `next` makes of the scores of the tokens after the
+    /// parts, [parts, vocab_size]; nothing without it.
+    pub(crate) fn run_stored<T: Send>(
         &self,
         parts: &[(Range<usize>, Vec<u32>)],
         lengths: &[usize],
         stores: &mut [&mut Vec<KvStore>],
-        score: bool,
-    ) -> Result<Vec<Vec<f32>>> {
+        next: Option<&Next<T>>,
+    ) -> Result<Vec<T>> {
         let sequence = |(range, ids): &(Range<usize>, Vec<u32>)| Sequence {
             ids: ids.clone(),
             positions: range.clone().map(|p| p as u32).collect(),
@@ -316,14 +317,11 @@ impl BertModel {
         batch.lengths = lengths.to_vec();
         fork::team(in_span(|| {
             let hidden = self.run_layers(&batch, Some(stores), None)?;
-            if !score {
-                return Ok(Vec::new());
-            }
+            let Some(next) = next else { return Ok(Vec::new()) };
             let (rows, width) = (batch.segments.len(), self.spec.hidden_size);
             let mut last = self.compute.alloc(rows * width)?;
             self.compute.pool(&hidden, width, &batch.segments, 0, PoolingMode::LastToken, (&mut last, 0, width))?;
-            let scores = self.head()?.token_scores(&*self.compute, &self.spec, &last, rows)?;
-            self.read(&scores, &vec![self.spec.embedding.vocab_size; rows])
+            next(&self.head()?.token_scores(&*self.compute, &self.spec, &last, rows)?)
         }))
     }
 
@@ -464,7 +462,7 @@ impl BertModel {
     }
 
     /// Reads a buffer and cuts it into rows of the given lengths.
-    fn read(&self, buffer: &Buffer, lengths: &[usize]) -> Result<Vec<Vec<f32>>> {
+    pub(crate) fn read(&self, buffer: &Buffer, lengths: &[usize]) -> Result<Vec<Vec<f32>>> {
         let mut all = vec![0.0; lengths.iter().sum()];
         self.compute.read(buffer, &mut all)?;
         let mut rest = all.as_slice();
@@ -501,6 +499,9 @@ type Row = (usize, Result<Vec<f32>>);
 
 /// Turns the token vectors of a batch into one row of values a sequence.
 type Finish<'a> = dyn Fn(&PackedBatch, &Buffer) -> Result<Vec<Vec<f32>>> + Sync + 'a;
+
+/// What is made of the scores of next tokens, [sequences, vocab_size]: a value for each sequence.
+pub(crate) type Next<'a, T> = dyn Fn(&Buffer) -> Result<Vec<T>> + Sync + 'a;
 
 fn masked_rows(ids: &[Vec<u32>], masks: &[Vec<u32>], types: Option<&[Vec<u32>]>) -> Result<Vec<Sequence>> {
     let others = [Some(("masks", masks.len())), types.map(|t| ("rows of token types", t.len()))];

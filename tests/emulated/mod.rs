@@ -132,6 +132,8 @@ pub struct Emulated {
     /// Held by the call that accesses memory.
     turn: Mutex<()>,
     pub launches: AtomicUsize,
+    /// Bytes that were read.
+    pub read: AtomicUsize,
 }
 
 impl Emulated {
@@ -144,6 +146,7 @@ impl Emulated {
             calls: Mutex::default(),
             turn: Mutex::default(),
             launches: AtomicUsize::new(0),
+            read: AtomicUsize::new(0),
         }
     }
 
@@ -232,6 +235,7 @@ impl Device for Emulated {
         self.refuse("read", |f| if let Fault::Read(n) = f { Some(n) } else { None })?;
         let _turn = self.turn();
         host.check_guards();
+        self.read.fetch_add(out.len(), SeqCst);
         out.copy_from_slice(&host.whole()[GUARD + offset..][..out.len()]);
         Ok(())
     }

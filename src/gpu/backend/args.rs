@@ -52,6 +52,7 @@ structs! {
     ScaleArgs { count: u32, factor: f32 }
     RowsArgs { rows: u32, width: u32 }
     NormArgs { slices: u32, count: u32, first: u32, stride: u32, width: u32, layer_norm: u32, has_beta: u32, eps: f32 }
+    ArgMaxArgs { cols: u32, among: u32 }
     GatherArgs { rows: u32, cols: u32, kind: u32, accumulate: u32 }
     RopeArgs { rows: u32, stride: u32, first: u32, heads: u32, head_dim: u32, half_dim: u32, interleaved: u32 }
     StoreArgs { rows: u32, kv_heads: u32, head_dim: u32, k_first: u32, k_stride: u32, v_first: u32, v_stride: u32 }

@@ -92,6 +92,13 @@ impl Pool {
         }
         self.device.upload(memory, offset, bytes).map_err(|e| self.error(e, "an upload"))
     }
+
+    /// The bytes of `len` 4-byte values, of which there are some.
+    pub fn read(&self, from: Binding, len: usize) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; len * 4];
+        let read = self.device.read(from.memory, from.offset, &mut bytes);
+        read.map(|()| bytes).map_err(|e| self.error(e, "a result"))
+    }
 }
 
 impl Pooled {

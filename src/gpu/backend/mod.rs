@@ -177,8 +177,7 @@ impl GpuCompute for DeviceCompute {
         if out.is_empty() {
             return Ok(());
         }
-        let mut bytes = vec![0; out.len() * 4];
-        self.pool.device().read(from.memory, from.offset, &mut bytes).map_err(|e| self.pool.error(e, "a result"))?;
+        let bytes = self.pool.read(from, out.len())?;
         for (value, raw) in out.iter_mut().zip(bytes.as_chunks().0) {
             *value = f32::from_ne_bytes(*raw);
         }
@@ -319,5 +318,10 @@ impl GpuCompute for DeviceCompute {
     fn l2_normalize(&self, x: &mut Buffer, cols: usize) -> Result<()> {
         checks::whole_rows("l2_normalize", x.len(), cols)?;
         self.l2_normalize_rows(x, cols)
+    }
+
+    fn arg_max(&self, x: &Buffer, cols: usize, among: usize) -> Result<Vec<Option<u32>>> {
+        checks::arg_max(x, cols, among)?;
+        self.arg_max_of_rows(x, cols, among)
     }
 }

@@ -92,6 +92,20 @@ impl DeviceCompute {
         self.launch("l2_normalize_rows", [rows.div_ceil(8), 1, 1], [256, 1, 1], &[out(x)?], &args)
     }
 
+    pub(super) fn arg_max_of_rows(&self, x: &Buffer, cols: usize, among: usize) -> Result<Vec<Option<u32>>> {
+        let rows = x.len() / cols;
+        if rows == 0 {
+            return Ok(Vec::new());
+        }
+        let found = self.pool.take(rows * 4, "places of the largest values")?;
+        let args = ArgMaxArgs { cols: word(cols), among: word(among) };
+        let buffers = [at(x)?, found.binding()];
+        self.launch("arg_max_rows", [rows, 1, 1], [EACH as u32, 1, 1], &buffers, &args)?;
+        let bytes = self.pool.read(found.binding(), rows)?;
+        let place = |raw: &[u8; 4]| Some(u32::from_ne_bytes(*raw)).filter(|place| *place != u32::MAX);
+        Ok(bytes.as_chunks().0.iter().map(place).collect())
+    }
+
     pub(super) fn gather_rows(
         &self,
         table: &Table,

@@ -48,6 +48,16 @@ fn matmul(c: &dyn GpuCompute) {
     c.matmul(&b(0), 0, &w, Epilogue::NONE, &mut b(0)).unwrap();
 }
 
+fn arg_max(c: &dyn GpuCompute) {
+    let x = zeros(c, 12);
+    refused(c.arg_max(&x, 5, 5), &["arg_max", "12", "rows of 5"]);
+    refused(c.arg_max(&x, 0, 0), &["arg_max", "12", "rows of 0"]);
+    refused(c.arg_max(&x, 4, 0), &["arg_max", "first 0 of 4"]);
+    refused(c.arg_max(&x, 4, 5), &["arg_max", "first 5 of 4"]);
+    assert_eq!(c.arg_max(&x, 4, 4).unwrap(), [Some(0); 3]);
+    assert_eq!(c.arg_max(&zeros(c, 0), 4, 4).unwrap(), []);
+}
+
 fn weights_and_tables(c: &dyn GpuCompute) {
     let t = |shape: &[usize]| tensor(&vec![1.0; shape.iter().product()], shape, Dtype::F32).0;
     refused(c.prepare_weight(&[]), &["prepare_weight"]);
@@ -195,6 +205,7 @@ fn foreign_handles(c: &dyn GpuCompute) {
     refused(c.add(&mut mine(), &buffer()), what);
     refused(c.mul(&mut buffer(), &mine()), what);
     refused(c.l2_normalize(&mut buffer(), 4), what);
+    refused(c.arg_max(&buffer(), 4, 4), what);
     let ranges = Segments::from_lengths([4]);
     refused(c.pool(&buffer(), 4, &ranges, 0, PoolingMode::Mean, (&mut mine(), 0, 4)), what);
     refused(c.pool(&mine(), 4, &ranges, 0, PoolingMode::Mean, (&mut buffer(), 0, 4)), what);
@@ -209,6 +220,7 @@ fn foreign_handles(c: &dyn GpuCompute) {
 on_every_backend!(
     matmul,
     weights_and_tables,
+    arg_max,
     gather,
     elementwise_and_norms,
     rope,

@@ -1,8 +1,9 @@
 //! Operations on rows: norms of slices, copies, neighbourhoods.
 
-use kin_infer::gpu::{Buffer, Epilogue, Norm, NormKind, Segments, Slices};
+use kin_infer::gpu::{Buffer, Epilogue, GpuCompute, Norm, NormKind, Segments, Slices};
 use safetensors::tensor::Dtype;
 
+use super::composed::Composed;
 use super::definition::{
     ACTIVATIONS, Random, activation, chain, each_backend, l2_normalize, layer_norm, rms_norm, same, tensor,
     with_threads,
@@ -219,6 +220,44 @@ fn each_value_and_unit_rows() {
                 let active = of(&|i| activation(kind, x[i]));
                 check("activate", &x, &|b| c.activate(b, kind).unwrap(), &active);
             }
+        });
+    }
+}
+
+/// The first largest of each row, by its first `among` columns; none where any column holds a value that is not finite.
+#[test]
+fn arg_max_of_rows_is_the_first_largest() {
+    let mut random = Random::new(11);
+    for (cols, among) in [(1, 1), (5, 3), (255, 255), (256, 256), (257, 256), (1000, 999), (4133, 4133)] {
+        // Below 0, many of them equal.
+        let mut rows = vec![vec![0.0; cols]; 10];
+        rows.iter_mut().flatten().for_each(|x| *x = (random.bits() % 7) as f32 - 9.0);
+        rows[1] = (0..cols).map(|i| if i % 2 == 0 { -0.0 } else { 0.0 }).collect();
+        rows[2] = random.vector(cols, 30.0);
+        rows[3][cols - 1] = f32::NAN;
+        rows[4][0] = f32::INFINITY;
+        rows[5][cols / 2] = f32::NEG_INFINITY;
+        rows[6][among - 1] = 5.0;
+        rows[7][cols - 1] = 5.0;
+        rows[8].fill(f32::MIN);
+        let expected: Vec<Option<u32>> = rows
+            .iter()
+            .map(|row| {
+                let top = row[..among].iter().fold(f32::MIN, |top, x| if *x > top { *x } else { top });
+                let first = row.iter().position(|x| *x == top).map(|at| at as u32);
+                first.filter(|_| row.iter().all(|x| x.is_finite()))
+            })
+            .collect();
+        assert_eq!(expected.iter().filter(|e| e.is_none()).count(), 3);
+        assert_eq!((expected[1], expected[6], expected[8]), (Some(0), Some(among as u32 - 1), Some(0)));
+        each_backend("arg_max", |backend, c| {
+            let x = c.upload(&rows.concat()).unwrap();
+            assert_eq!(c.arg_max(&x, cols, among).unwrap(), expected, "{backend}: {among} of {cols}");
+            assert_eq!(
+                Composed(c).arg_max(&x, cols, among).unwrap(),
+                expected,
+                "{backend}: {among} of {cols}, composed"
+            );
         });
     }
 }
