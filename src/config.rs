@@ -152,10 +152,12 @@ impl BertConfig {
     ///
     /// # Errors
     /// [`IoError`](InferError::IoError) when it cannot be read, [`ModelError`](InferError::ModelError) naming the key
-    /// when one is missing or has the wrong type.
+    /// when one is missing or has the wrong type, or, in a GGUF file, when it asks for what is not computed.
     pub fn from_folder(folder: &Path) -> Result<Self> {
         if let Some(file) = GgufFile::find(folder)? {
-            return Self::from_json(&file, Value::Object(crate::arch::gguf::config(&file)?));
+            let config = Self::from_json(&file, Value::Object(crate::arch::gguf::config(&file)?))?;
+            crate::arch::describe(&config).map_err(|error| crate::arch::gguf::by_source(error, &file))?;
+            return Ok(config);
         }
         let file = folder.join("config.json");
         let text = std::fs::read_to_string(&file).map_err(|e| InferError::io(&file, e))?;

@@ -2,6 +2,8 @@
 
 #[path = "gguf/hostile.rs"]
 mod hostile;
+#[path = "gguf/keys.rs"]
+mod keys;
 #[path = "gguf/models.rs"]
 mod models;
 #[path = "gguf/tokenizers.rs"]

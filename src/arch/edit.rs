@@ -14,8 +14,8 @@ pub(super) enum Edit {
     Rows(Range<usize>),
     /// Rows lie head by head, `of` parts in each head: part `part` of every head, [heads * dim, k].
     PartOfHeads { heads: usize, part: usize, of: usize },
-    /// Rows lie so that each head's first half and its second alternate; they come apart.
-    HalvesApart { heads: usize },
+    /// These rows of it, which lie so that each head's first half and its second alternate; they come apart.
+    HalvesApart { heads: usize, rows: Range<usize> },
     /// A matrix stored [in, out].
     Transposed,
     /// 1 + each value.
@@ -34,12 +34,11 @@ impl Edit {
                 let dim = rows / heads / of;
                 t.rows_rearranged(heads * dim, |row| (row / dim * of + part) * dim + row % dim)
             }
-            Self::HalvesApart { heads } => {
-                let rows = t.shape().first().copied().unwrap_or(0);
-                let dim = rows / (*heads).max(1);
-                t.rows_rearranged(rows, |row| {
+            Self::HalvesApart { heads, rows } => {
+                let dim = rows.len() / (*heads).max(1);
+                t.rows_rearranged(rows.len(), |row| {
                     let (head, at) = (row / dim, row % dim);
-                    head * dim + at % (dim / 2) * 2 + at / (dim / 2)
+                    rows.start + head * dim + at % (dim / 2) * 2 + at / (dim / 2)
                 })
             }
             Self::Transposed => {

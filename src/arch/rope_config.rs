@@ -40,12 +40,16 @@ impl Keys<'_> {
         }
     }
 
-    fn needed(&self, key: &str) -> Result<f64> {
+    fn positive(&self, key: &str) -> Result<Option<f64>> {
         match self.number(key)? {
-            Some(n) if n > 0.0 => Ok(n),
-            Some(n) => Err(unsupported(&format!("{}.{key}", self.name), n, "a positive number")),
-            None => Err(unsupported(&format!("{}.{key}", self.name), "absent", "a positive number")),
+            Some(n) if n <= 0.0 => Err(unsupported(&format!("{}.{key}", self.name), n, "a positive number")),
+            number => Ok(number),
         }
+    }
+
+    fn needed(&self, key: &str) -> Result<f64> {
+        let absent = || unsupported(&format!("{}.{key}", self.name), "absent", "a positive number");
+        self.positive(key)?.ok_or_else(absent)
     }
 
     fn list(&self, key: &str, len: usize) -> Result<Vec<f32>> {
@@ -180,7 +184,10 @@ fn yarn(rope: &mut RopeSpec, c: &BertConfig, keys: &Keys) -> Result<()> {
         Some(trained) => trained,
         None => keys.number("original_max_position_embeddings")?.unwrap_or(default_trained),
     };
-    let factor = keys.number("factor")?.unwrap_or(default_trained / trained);
+    if !(trained.is_finite() && trained > 0.0) {
+        return Err(unsupported("original_max_position_embeddings", trained, "a positive number"));
+    }
+    let factor = keys.positive("factor")?.unwrap_or(default_trained / trained);
     let grow = |scale: f64, m: f64| if scale <= 1.0 { 1.0 } else { 0.1 * m * libm::log(scale) + 1.0 };
     let scales = (keys.number("mscale")?.unwrap_or(0.0), keys.number("mscale_all_dim")?.unwrap_or(0.0));
     rope.amplitude = match (keys.number("attention_factor")?, scales) {
@@ -189,7 +196,11 @@ fn yarn(rope: &mut RopeSpec, c: &BertConfig, keys: &Keys) -> Result<()> {
         (None, _) => grow(factor, 1.0),
     } as f32;
     let truncate = keys.map.and_then(|m| m.get("truncate")).and_then(Value::as_bool).unwrap_or(true);
-    let beta = |key: &str, default: f64| Ok(keys.number(key)?.filter(|b| *b != 0.0).unwrap_or(default));
+    // 0 stands for an absent key, as in the reference.
+    let beta = |key: &str, default: f64| match keys.number(key)? {
+        Some(0.0) => Ok(default),
+        _ => Ok(keys.positive(key)?.unwrap_or(default)),
+    };
     let dim = rope.rotary_dim as f64;
     let turns = |rotations: f64| {
         let wave = trained / (rotations * 2.0 * std::f64::consts::PI);

@@ -235,11 +235,15 @@ impl TensorTable {
         for name in checkpoint.names().filter(|n| !roles.contains_key(*n)) {
             if !self.ignores(name, prefix) {
                 let file = checkpoint.get(name).map(|t| t.file().to_path_buf()).unwrap_or_default();
+                let found = match checkpoint.gguf() {
+                    Some(_) => "one that nothing in the metadata asks for; is `general.architecture` right?",
+                    None => "one that nothing in config.json asks for; is `architectures` or `model_type` right?",
+                };
                 return Err(InferError::TensorError {
                     file,
                     tensor: name.to_string(),
                     expected: "only tensors this model uses".to_string(),
-                    found: "one that nothing in config.json asks for; is `architectures` or `model_type` right?".into(),
+                    found: found.to_string(),
                 });
             }
             ignored.push(name.to_string());

@@ -104,13 +104,16 @@ impl BertModel {
         options: LoadOptions,
     ) -> Result<Self> {
         let LoadOptions { head, precision } = options;
+        let describe = |config: &BertConfig| {
+            describe_with(config, head).map_err(|error| crate::arch::gguf::by_source(error, folder))
+        };
         // A configuration that is refused needs no checkpoint to say so.
-        describe_with(&config, head)?;
+        describe(&config)?;
         let _span = tracing::debug_span!("load", folder = %folder.display()).entered();
         let plan = ResourcePlan::from_env()?.embedding;
         let checkpoint = Checkpoint::open(folder)?;
         complete(&mut config, &checkpoint)?;
-        let (spec, table) = describe_with(&config, head)?;
+        let (spec, table) = describe(&config)?;
         let tensors = table.resolve(&checkpoint)?;
         let weights = rayon::scope(|_| Weights::load(&spec, &tensors, &*compute, precision))?;
         // The packed copies are what is computed with; pages of the file that are needed again are read again.
@@ -253,7 +256,8 @@ impl BertModel {
     /// The scores of each sequence, `[labels]`, from the classification head.
     pub fn classify(&self, sequences: &[Sequence]) -> Vec<Result<Vec<f32>>> {
         if self.labels() == 0 {
-            let message = "this model has no classification head: `architectures` in config.json names none";
+            let message = "this model has no classification head: `architectures` in config.json names none, or its \
+                           GGUF file has no tensor `cls.output.weight`";
             return sequences.iter().map(|_| Err(InferError::InvalidArgument(message.to_string()))).collect();
         }
         let split = |batch: &PackedBatch| vec![self.labels(); batch.segments.len()];

@@ -96,16 +96,7 @@ pub(super) struct Loader<'a> {
 impl Loader<'_> {
     /// The values of a vector or small table, which have to be finite.
     pub fn values(&self, name: &str) -> Result<Vec<f32>> {
-        let tensor = self.tensors.get(name)?;
-        match tensor.first_non_finite()? {
-            None => tensor.to_f32(),
-            Some(at) => Err(InferError::TensorError {
-                file: tensor.file().to_path_buf(),
-                tensor: tensor.name().to_string(),
-                expected: "finite values".to_string(),
-                found: format!("NaN or an infinity at [{at}]"),
-            }),
-        }
+        self.tensors.get(name)?.to_finite_f32()
     }
 
     fn vector(&self, name: &str) -> Result<Buffer> {

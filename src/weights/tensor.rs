@@ -227,6 +227,20 @@ impl Tensor {
         Ok(values)
     }
 
+    /// As [`to_f32`](Self::to_f32), of values that have to be finite.
+    ///
+    /// # Errors
+    /// [`TensorError`](InferError::TensorError) naming the first value that is not.
+    pub fn to_finite_f32(&self) -> Result<Vec<f32>> {
+        match self.first_non_finite()? {
+            None => self.to_f32(),
+            Some(at) => {
+                let found = format!("NaN or an infinity at [{at}]");
+                Err(tensor_error(self.file(), self.name(), "finite values", found))
+            }
+        }
+    }
+
     /// A copy in F32 with each widened value through `f`.
     ///
     /// # Errors

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
-use super::{Family, family_of, rope};
+use super::{Family, LAYER, RMS, decoders, family_of, known, rope};
 use crate::error::{InferError, Result};
 use crate::weights::{Checkpoint, GgufFile};
 
@@ -31,8 +31,23 @@ impl<'a> Keys<'a> {
         format!("{}.{key}", self.architecture)
     }
 
+    /// Whether the file has the key.
+    pub fn stands(&self, key: &str) -> bool {
+        self.file.get(&self.name(key)).is_some()
+    }
+
     pub fn number(&self, key: &str) -> Result<Option<f64>> {
         self.file.number(&self.name(key))
+    }
+
+    /// A number above 0 that a binary32 holds.
+    pub fn positive(&self, key: &str) -> Result<Option<f64>> {
+        let number = self.number(key)?;
+        let range = f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX);
+        match number.is_none_or(|n| range.contains(&n)) {
+            true => Ok(number),
+            false => Err(self.file.wrong(&self.name(key), "a positive number")),
+        }
     }
 
     /// A size, or the one size that an array holds for each layer.
@@ -47,11 +62,11 @@ impl<'a> Keys<'a> {
     }
 
     fn needed(&self, key: &str, most: usize) -> Result<usize> {
-        let size = self.size(key)?.filter(|size| *size <= most);
-        size.ok_or_else(|| self.file.wrong(&self.name(key), &format!("a whole number up to {most}")))
+        let size = self.size(key)?.filter(|size| (1..=most).contains(size));
+        size.ok_or_else(|| self.file.wrong(&self.name(key), &format!("a whole number from 1 to {most}")))
     }
 
-    fn hidden(&self) -> Result<usize> {
+    pub fn hidden(&self) -> Result<usize> {
         self.needed("embedding_length", LARGEST)
     }
 
@@ -63,11 +78,11 @@ impl<'a> Keys<'a> {
     /// Key and value heads.
     pub fn kv_heads(&self) -> Result<usize> {
         let key = "attention.head_count_kv";
-        if self.file.get(&self.name(key)).is_some() { self.needed(key, MOST_HEADS) } else { self.heads() }
+        if self.stands(key) { self.needed(key, MOST_HEADS) } else { self.heads() }
     }
 
     /// Layers: no more than there are tensors.
-    fn layers(&self) -> Result<usize> {
+    pub fn layers(&self) -> Result<usize> {
         self.needed("block_count", self.checkpoint.names().len())
     }
 
@@ -83,22 +98,48 @@ impl<'a> Keys<'a> {
     /// Features of a head.
     pub fn head_dim(&self) -> Result<usize> {
         let key = "attention.key_length";
-        let own = self.file.get(&self.name(key)).map(|_| self.needed(key, MOST_HEADS)).transpose()?;
-        let dim = own.unwrap_or(self.hidden()?.checked_div(self.heads()?).unwrap_or(0));
-        if self.size("attention.value_length")?.is_some_and(|values| values != dim) {
-            let expected = format!("{dim}, the features of a key");
-            return Err(self.file.wrong(&self.name("attention.value_length"), &expected));
-        }
+        let dim = if self.stands(key) { self.needed(key, MOST_HEADS)? } else { self.hidden()? / self.heads()? };
+        self.must_be("attention.value_length", dim, "the features of a key")?;
         Ok(dim)
     }
 
+    /// Refuses another size than one that follows from others.
+    fn must_be(&self, key: &str, size: usize, why: &str) -> Result<()> {
+        match self.size(key)? {
+            Some(other) if other != size => Err(self.file.wrong(&self.name(key), &format!("{size}, {why}"))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Heads of queries, keys and values alike, which share the features of a token.
+    fn plain_heads(&self) -> Result<()> {
+        self.must_be("attention.head_count_kv", self.heads()?, "as many as heads of queries")?;
+        self.must_be("attention.key_length", self.hidden()? / self.heads()?, "the features of a token over the heads")?;
+        self.head_dim().map(drop)
+    }
+
     /// Refuses a key that changes the mathematics, unless it has a value that does not.
-    fn refuse(&self, key: &str, neutral: f64) -> Result<()> {
+    pub fn refuse(&self, key: &str, neutral: f64) -> Result<()> {
+        self.refuse_but(key, &[neutral])
+    }
+
+    /// The same for several such values.
+    pub fn refuse_but(&self, key: &str, neutral: &[f64]) -> Result<()> {
         let name = self.name(key);
-        match self.file.get(&name) {
-            None => Ok(()),
-            Some(value) if value.as_number() == Some(neutral) => Ok(()),
-            Some(_) => Err(self.file.wrong(&name, &format!("none, or {neutral}"))),
+        let Some(value) = self.file.get(&name) else { return Ok(()) };
+        if value.as_number().is_some_and(|number| neutral.contains(&number)) {
+            return Ok(());
+        }
+        let values: String = neutral.iter().map(|value| format!(", or {value}")).collect();
+        Err(self.file.wrong(&name, &format!("none{values}")))
+    }
+
+    /// Refuses a file that says whether tokens see later ones, unless it says the same.
+    pub fn causal(&self, causal: bool) -> Result<()> {
+        let name = self.name("attention.causal");
+        match self.file.flag(&name)? {
+            Some(flag) if flag != causal => Err(self.file.wrong(&name, &causal.to_string())),
+            _ => Ok(()),
         }
     }
 }
@@ -113,34 +154,20 @@ pub(crate) fn config(path: &Path) -> Result<Map<String, Value>> {
     let Some(file) = checkpoint.gguf() else { return Err(InferError::model(path, "no GGUF metadata")) };
     let family = family_of(file)?;
     let keys = Keys::new(&checkpoint, file, family);
-    refuse_what_is_missing(&keys)?;
+    let split = "split.count";
+    if file.size(split)?.is_some_and(|count| count > 1) {
+        return Err(file.wrong(split, "a whole model in one file; llama-gguf-split --merge makes one of several"));
+    }
+    known::check(&keys, family)?;
     let mut map = common(&keys, family)?;
     match family.model_type {
         "bert" => bert(&keys, &mut map)?,
-        "nomic_bert" => nomic(&keys, &mut map)?,
+        "nomic_bert" => nomic(&keys, family, &mut map)?,
         "t5" => t5(&keys, &mut map)?,
-        "gpt2" => {}
-        _ => decoder(&keys, family, &mut map)?,
-    }
-    if family.model_type == "t5" {
-        // Its checkpoints may hold a decoder and its head, which are not used.
-        map.remove("tie_word_embeddings");
+        "gpt2" => keys.plain_heads().and_then(|()| keys.causal(true))?,
+        _ => decoders::keys(&keys, family, &mut map)?,
     }
     Ok(map)
-}
-
-fn refuse_what_is_missing(keys: &Keys) -> Result<()> {
-    for key in ["expert_count", "attention.max_alibi_bias", "attention.clamp_kqv", "full_attention_interval"] {
-        keys.refuse(key, 0.0)?;
-    }
-    for key in ["logit_scale", "embedding_scale", "residual_scale", "attention.output_scale"] {
-        keys.refuse(key, 1.0)?;
-    }
-    let split = "split.count";
-    if keys.file.size(split)?.is_some_and(|count| count > 1) {
-        return Err(keys.file.wrong(split, "a whole model in one file; llama-gguf-split --merge makes one of several"));
-    }
-    Ok(())
 }
 
 /// What every family has.
@@ -165,102 +192,30 @@ fn common(keys: &Keys, family: &Family) -> Result<Map<String, Value>> {
     set("intermediate_size", json!(keys.needed("feed_forward_length", LARGEST)?));
     set("vocab_size", json!(vocabulary));
     set("max_position_embeddings", json!(keys.needed("context_length", LARGEST)?));
-    let eps = match keys.number("attention.layer_norm_rms_epsilon")? {
-        Some(eps) => Some(eps),
-        None => keys.number("attention.layer_norm_epsilon")?,
-    };
-    let eps = eps.ok_or_else(|| file.wrong(&keys.name("attention.layer_norm_rms_epsilon"), "a number"))?;
-    set("layer_norm_eps", json!(eps));
-    set("tie_word_embeddings", json!(!keys.has("output.weight")));
+    set("layer_norm_eps", json!(eps(keys, family)?));
+    if family.model_type != "t5" {
+        // T5's files may hold a decoder and its head, which are not used.
+        set("tie_word_embeddings", json!(!keys.has("output.weight")));
+    }
     Ok(map)
 }
 
-/// LLaMA's likes.
-fn decoder(keys: &Keys, family: &Family, map: &mut Map<String, Value>) -> Result<()> {
-    let dim = keys.head_dim()?;
-    map.insert("head_dim".into(), json!(dim));
-    map.insert("num_key_value_heads".into(), json!(keys.kv_heads()?));
-    if keys.file.flag(&keys.name("attention.causal"))? == Some(false) {
-        return Err(keys.file.wrong(&keys.name("attention.causal"), "true"));
-    }
-    map.insert("attention_bias".into(), json!(keys.has("blk.0.attn_q.bias")));
-    map.insert("mlp_bias".into(), json!(keys.has("blk.0.ffn_up.bias")));
-    rope::keys(keys, dim, map)?;
-    let window = keys.size("attention.sliding_window")?.filter(|window| *window > 0);
-    match family.model_type {
-        "llama" if window.is_some() => {
-            map.insert("model_type".into(), json!("mistral"));
-            map.insert("sliding_window".into(), json!(window));
-        }
-        "qwen2" | "qwen3" => keys.refuse("attention.sliding_window", 0.0)?,
-        "phi3" => {
-            map.insert("sliding_window".into(), json!(window));
-        }
-        "gemma2" | "gemma3_text" => gemma(keys, family, window, map)?,
-        _ => {}
-    }
-    Ok(())
-}
-
-/// The keys of Gemma 2 and 3, whose defaults llama.cpp knows by the model's size.
-fn gemma(keys: &Keys, family: &Family, window: Option<usize>, map: &mut Map<String, Value>) -> Result<()> {
-    let second = family.model_type == "gemma2";
-    let layers = keys.layers()?;
-    let whole = keys.hidden()?.checked_div(keys.heads()?).unwrap_or(0);
-    // The 27B models scale by the features that a head would have without a key of its own.
-    let largest = layers == if second { 46 } else { 62 };
-    let scalar = match keys.number("attention.scale")? {
-        Some(scale) => 1.0 / (scale * scale),
-        None if largest => whole as f64,
-        None => keys.head_dim()? as f64,
-    };
-    map.insert("query_pre_attn_scalar".into(), json!(scalar));
-    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
-        match keys.number(key)? {
-            Some(0.0) => map.insert(key.into(), Value::Null),
-            Some(cap) => map.insert(key.into(), json!(cap)),
-            None => None,
-        };
-    }
-    let window = if second { window.or(Some(4096)) } else { window };
-    map.insert("sliding_window".into(), json!(window));
-    if second {
-        return Ok(());
-    }
-    let local = keys.number("rope.freq_base_swa")?.unwrap_or(10_000.0);
-    map.insert("rope_local_base_freq".into(), json!(local));
-    let slides = sliding_layers(keys, layers, window.is_some())?;
-    let name = |slides: &bool| if *slides { "sliding_attention" } else { "full_attention" };
-    map.insert("layer_types".into(), json!(slides.iter().map(name).collect::<Vec<_>>()));
-    Ok(())
-}
-
-/// Which layers of Gemma 3 see a window: all but each sixth, unless the file says otherwise.
-fn sliding_layers(keys: &Keys, layers: usize, windows: bool) -> Result<Vec<bool>> {
-    let name = keys.name("attention.sliding_window_pattern");
-    let wrong = || keys.file.wrong(&name, "a number of layers, or a flag for each layer");
-    if !windows {
-        return Ok(vec![false; layers]);
-    }
-    let every = match keys.file.get(&name) {
-        None => 6,
-        Some(value) => match value.as_array() {
-            Some(array) => {
-                let flags: Option<Vec<bool>> = array.iter().map(|v| v.as_flag()).collect();
-                return flags.filter(|flags| flags.len() == layers).ok_or_else(wrong);
-            }
-            None => value.as_size().filter(|every| *every > 0).ok_or_else(wrong)?,
-        },
-    };
-    Ok((0..layers).map(|l| !(l + 1).is_multiple_of(every)).collect())
+/// What norms add to a variance. A file that has the other kind's key too says the same there.
+fn eps(keys: &Keys, family: &Family) -> Result<f64> {
+    let own = keys.name(family.eps);
+    let eps = keys.number(family.eps)?.filter(|eps| (0.0..1.0).contains(eps));
+    let eps = eps.ok_or_else(|| keys.file.wrong(&own, "a number of at least 0 and below 1"))?;
+    let other = if family.eps == RMS { LAYER } else { RMS };
+    keys.refuse_but(other, &[eps]).map(|()| eps)
 }
 
 fn bert(keys: &Keys, map: &mut Map<String, Value>) -> Result<()> {
+    keys.plain_heads()?;
+    keys.causal(false)?;
     map.insert("type_vocab_size".into(), json!(keys.rows("token_types.weight").unwrap_or(0)));
     if let Some(positions) = keys.rows("position_embd.weight") {
         map.insert("max_position_embeddings".into(), json!(positions));
     }
-    refuse_causal(keys)?;
     if keys.has("cls.output.weight") {
         map.insert("architectures".into(), json!(["BertForSequenceClassification"]));
         map.insert("num_labels".into(), json!(keys.rows("cls.output.weight")));
@@ -268,21 +223,20 @@ fn bert(keys: &Keys, map: &mut Map<String, Value>) -> Result<()> {
     Ok(())
 }
 
-fn nomic(keys: &Keys, map: &mut Map<String, Value>) -> Result<()> {
+fn nomic(keys: &Keys, family: &Family, map: &mut Map<String, Value>) -> Result<()> {
+    keys.plain_heads()?;
+    keys.causal(false)?;
     map.insert("type_vocab_size".into(), json!(keys.rows("token_types.weight").unwrap_or(0)));
     map.insert("activation_function".into(), json!("swiglu"));
-    map.insert("rotary_emb_base".into(), json!(keys.number("rope.freq_base")?.unwrap_or(10_000.0)));
-    refuse_causal(keys)?;
+    map.insert("rotary_emb_base".into(), json!(keys.positive("rope.freq_base")?.unwrap_or(10_000.0)));
+    rope::rotated(keys, family, keys.head_dim()?)?;
     rope::refuse_scaling(keys)
-}
-
-fn refuse_causal(keys: &Keys) -> Result<()> {
-    let name = keys.name("attention.causal");
-    if keys.file.flag(&name)? == Some(true) { Err(keys.file.wrong(&name, "false")) } else { Ok(()) }
 }
 
 /// The encoder; gates are GELU's in its tanh form, and without gates it is ReLU.
 fn t5(keys: &Keys, map: &mut Map<String, Value>) -> Result<()> {
+    keys.must_be("attention.head_count_kv", keys.heads()?, "as many as heads of queries")?;
+    keys.causal(false)?;
     map.insert("d_kv".into(), json!(keys.head_dim()?));
     let gated = keys.has("enc.blk.0.ffn_gate.weight");
     map.insert("feed_forward_proj".into(), json!(if gated { "gated-gelu" } else { "relu" }));

@@ -1,10 +1,11 @@
 //! A table of tensors under the names that GGUF files have for them.
 
+use std::collections::HashMap;
+
 use super::super::TensorTable;
 use super::super::edit::Edit;
 use super::super::table::{Name, Row};
 use super::config::Keys;
-use super::rope::FACTORS;
 use super::{Family, family_of};
 use crate::error::Result;
 use crate::weights::{Checkpoint, GgufFile};
@@ -26,12 +27,13 @@ pub(in crate::arch) fn renamed(table: &TensorTable, checkpoint: &Checkpoint, fil
     for row in &table.rows {
         new.rows.push(rename(row, family, &keys)?);
     }
-    join_fused(&mut new, checkpoint);
+    take_apart(&mut new, checkpoint);
     split_fused(&mut new, checkpoint);
-    for name in FACTORS {
+    // The configuration holds their values, of the shape that the rotation asks for.
+    for name in family.factors {
         if let Some(tensor) = checkpoint.get(name) {
             let shape = tensor.shape().to_vec();
-            new.add(name, name, &shape);
+            new.add(*name, *name, &shape);
         }
     }
     Ok(new)
@@ -54,13 +56,13 @@ fn rename(row: &Row, family: &Family, keys: &Keys) -> Result<Row> {
         other => other.clone(),
     };
     let edit = match permuted_heads(stem, keys, family)? {
-        Some(heads) if heads > 0 && shape[0].is_multiple_of(2 * heads) => Edit::HalvesApart { heads },
-        _ => edit,
+        Some(heads) => Edit::HalvesApart { heads, rows: 0..shape[0] },
+        None => edit,
     };
     Ok(Row { internal: row.internal.clone(), names: vec![Name { text: name, prefixed: false }], shape, edit })
 }
 
-/// Heads of a projection whose rows the converter permutes.
+/// Heads of a projection whose rows the converter permutes; a head has an even number of them.
 fn permuted_heads(stem: &str, keys: &Keys, family: &Family) -> Result<Option<usize>> {
     match stem.strip_prefix("layer.").and_then(|rest| rest.split_once('.')) {
         Some((_, "q")) if family.architecture == "llama" => keys.heads().map(Some),
@@ -109,31 +111,34 @@ fn global_name(internal: &str, stem: &str, kind: &str, family: &Family, keys: &K
     format!("{name}.{kind}")
 }
 
-/// Query, key and value projections as one, where the file has them so.
-fn join_fused(table: &mut TensorTable, checkpoint: &Checkpoint) {
-    let mut rows: Vec<Row> = Vec::with_capacity(table.rows.len());
-    for row in table.rows.drain(..) {
-        let fused = row.names[0].text.replacen(".attn_q.", ".attn_qkv.", 1);
-        let part = ["q", "k", "v"].into_iter().find(|p| row.internal.contains(&format!(".{p}.")));
-        let Some(part) = part.filter(|_| row.internal.starts_with("layer.")) else {
-            rows.push(row);
-            continue;
-        };
-        let fused = fused.replacen(".attn_k.", ".attn_qkv.", 1).replacen(".attn_v.", ".attn_qkv.", 1);
-        if checkpoint.get(&fused).is_none() {
-            rows.push(row);
-            continue;
-        }
-        let internal = row.internal.replacen(&format!(".{part}."), ".qkv.", 1);
-        match rows.iter_mut().find(|r| r.internal == internal) {
-            Some(joined) => joined.shape[0] += row.shape[0],
-            None => {
-                let names = vec![Name { text: fused, prefixed: false }];
-                rows.push(Row { internal, names, shape: row.shape, edit: Edit::None });
-            }
-        }
+/// Query, key and value projections as rows of one tensor, where the file has them so.
+fn take_apart(table: &mut TensorTable, checkpoint: &Checkpoint) {
+    let fused = |row: &Row| {
+        let parts = [".attn_q.", ".attn_k.", ".attn_v."];
+        let name = &row.names[0].text;
+        let part = parts.iter().find(|part| row.internal.starts_with("layer.") && name.contains(*part))?;
+        let fused = name.replacen(part, ".attn_qkv.", 1);
+        (checkpoint.get(name).is_none() && checkpoint.get(&fused).is_some()).then_some(fused)
+    };
+    // Rows of each fused tensor up to the next part: queries, keys and values follow each other in the table too.
+    let mut heights: HashMap<String, usize> = HashMap::new();
+    let mut parts = Vec::new();
+    for (index, row) in table.rows.iter().enumerate() {
+        let Some(name) = fused(row) else { continue };
+        let height = heights.entry(name.clone()).or_default();
+        parts.push((index, name, *height));
+        *height += row.shape[0];
     }
-    table.rows = rows;
+    for (index, name, start) in parts {
+        let row = &mut table.rows[index];
+        let rows = start..start + row.shape[0];
+        row.edit = match row.edit {
+            Edit::HalvesApart { heads, .. } => Edit::HalvesApart { heads, rows },
+            _ => Edit::Rows(rows),
+        };
+        row.shape[0] = heights[&name];
+        row.names[0].text = name;
+    }
 }
 
 /// A fused projection as its three parts, where the file has them apart.
