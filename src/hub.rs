@@ -24,7 +24,7 @@ pub fn resolve(model: &str) -> Result<PathBuf> {
     let Some(repo) = cached_repo(model) else {
         return Err(InferError::InvalidArgument(format!("model `{model}`: no such folder")));
     };
-    snapshot(&repo).ok_or_else(|| {
+    snapshot(&repo)?.ok_or_else(|| {
         InferError::InvalidArgument(format!(
             "model `{model}`: no such folder, and the local hub cache has no complete {}",
             repo.display()
@@ -48,17 +48,26 @@ fn cached_repo(model: &str) -> Option<PathBuf> {
 
 /// The snapshot `refs/main` names, else the only one; one with neither config.json nor a GGUF file is a download that
 /// did not end.
-fn snapshot(repo: &Path) -> Option<PathBuf> {
+///
+/// # Errors
+/// A snapshot of several GGUF files, one of which has to be named.
+fn snapshot(repo: &Path) -> Result<Option<PathBuf>> {
     let snapshots = repo.join("snapshots");
-    let is_gguf = |folder: &Path| matches!(GgufFile::find(folder), Ok(Some(_)));
-    let complete = |folder: &PathBuf| folder.join("config.json").is_file() || is_gguf(folder);
+    let complete = |folder: &Path| {
+        Ok(folder.join("config.json").is_file() || folder.is_dir() && GgufFile::find(folder)?.is_some())
+    };
     if let Ok(commit) = std::fs::read_to_string(repo.join("refs/main")) {
         let folder = snapshots.join(commit.trim());
-        if complete(&folder) {
-            return Some(folder);
+        if complete(&folder)? {
+            return Ok(Some(folder));
         }
     }
-    let mut folders = std::fs::read_dir(snapshots).ok()?.flatten().map(|e| e.path()).filter(complete);
-    let only = folders.next()?;
-    folders.next().is_none().then_some(only)
+    let Ok(entries) = std::fs::read_dir(snapshots) else { return Ok(None) };
+    let mut only = None;
+    for folder in entries.flatten().map(|entry| entry.path()) {
+        if complete(&folder)? && only.replace(folder).is_some() {
+            return Ok(None);
+        }
+    }
+    Ok(only)
 }

@@ -13,7 +13,7 @@ pub use crate::model::SparsePooling;
 use crate::weights::GgufFile;
 
 mod configs;
-mod gguf;
+pub(crate) mod gguf;
 pub(crate) mod json;
 mod late;
 mod list;
@@ -165,6 +165,11 @@ impl ModelFolder {
         Ok(read)
     }
 
+    /// What says how vectors are made of texts, for messages.
+    pub fn source(&self) -> &'static str {
+        if self.transformer_dir.is_file() { "`pooling_type` of the GGUF file" } else { "modules.json" }
+    }
+
     /// What the folder makes of a text.
     pub fn output(&self) -> Output {
         let has = |fits: fn(&Module) -> bool| self.modules.iter().any(fits);
@@ -197,7 +202,7 @@ impl ModelFolder {
         };
         let first = self.modules.iter().position(|m| matches!(m, Module::Pooling(_)));
         let Some(Module::Pooling(pooling)) = first.map(|i| &mut self.modules[i]) else {
-            let why = format!("modules.json makes {made}: it has no pooling to replace");
+            let why = format!("{} makes {made}: it has no pooling to replace", self.source());
             return Err(InferError::InvalidArgument(why));
         };
         pooling.modes = modes.to_vec();

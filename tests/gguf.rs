@@ -8,6 +8,8 @@ mod keys;
 mod models;
 #[path = "gguf/tokenizers.rs"]
 mod tokenizers;
+#[path = "gguf/vocabularies.rs"]
+mod vocabularies;
 #[path = "gguf/writer.rs"]
 mod writer;
 

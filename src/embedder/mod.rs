@@ -118,11 +118,11 @@ impl Embedder {
     pub fn from_folder_with(folder: ModelFolder, compute: Arc<dyn GpuCompute>, precision: Precision) -> Result<Self> {
         let other = match folder.output() {
             Output::Vector | Output::TokenVectors => None,
-            Output::Sparse => Some("modules.json makes sparse vectors (SpladePooling): SparseEmbedder loads it"),
-            Output::Scores => Some("modules.json makes scores, as a cross-encoder does: Reranker loads it"),
+            Output::Sparse => Some("makes sparse vectors (SpladePooling): SparseEmbedder loads it"),
+            Output::Scores => Some("makes scores, as a cross-encoder does: Reranker loads it"),
         };
         if let Some(why) = other {
-            return Err(InferError::InvalidArgument(format!("{why}, not Embedder")));
+            return Err(InferError::InvalidArgument(format!("{} {why}, not Embedder", folder.source())));
         }
         let text =
             TextModel::load(&folder.transformer_dir, compute, LoadOptions { head: HeadChoice::Vectors, precision })?;
@@ -202,8 +202,8 @@ impl Embedder {
 
     fn run(&self, texts: &[&str], options: &EmbedOptions, counted: bool) -> Result<Vec<Result<Counted<Vec<f32>>>>> {
         if !self.pooler.pools() {
-            let why = "modules.json makes one vector a token and pools none of them: embed_tokens gives them";
-            return Err(InferError::InvalidArgument(why.to_string()));
+            let why = "makes one vector a token and pools none of them: embed_tokens gives them";
+            return Err(InferError::InvalidArgument(format!("{} {why}", self.folder.source())));
         }
         let prompt = prompt_text(&self.folder, &options.prompt)?;
         let dimensions = self.dimensions(options)?;
@@ -259,11 +259,11 @@ impl Embedder {
         let words = match self.folder.modules.first() {
             _ if !self.folder.assumed_pooling => return Vec::new(),
             Some(Module::Pooling(p)) if p.modes == [PoolingMode::Mean] => {
-                "no modules.json: token vectors are averaged and the mean is L2-normalised"
+                "token vectors are averaged and the mean is L2-normalised"
             }
-            _ => "no modules.json: the pooled vector is L2-normalised",
+            _ => "the pooled vector is L2-normalised",
         };
-        vec![words.to_string()]
+        vec![format!("no {}: {words}", self.folder.source())]
     }
 }
 

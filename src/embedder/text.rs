@@ -10,7 +10,8 @@ use crate::config::BertConfig;
 use crate::error::{InferError, Result};
 use crate::gpu::GpuCompute;
 use crate::model::{BertModel, LoadOptions};
-use crate::tokenizer::{Encoding, TextTokenizer, Window, window};
+use crate::modules::json::Settings;
+use crate::tokenizer::{Encoding, TextTokenizer, Window, window_of};
 use crate::watchdog::{Phase, Run};
 
 /// What came of a text, and how much of the text it stands for.
@@ -54,9 +55,10 @@ impl TextModel {
     /// Loads the transformer's folder.
     pub fn load(dir: &Path, compute: Arc<dyn GpuCompute>, options: LoadOptions) -> Result<Self> {
         let config = BertConfig::from_folder(dir)?;
-        let tokenizer = Arc::new(TextTokenizer::from_folder(dir)?);
+        let settings = Settings::open(dir)?;
+        let tokenizer = Arc::new(TextTokenizer::of(&settings)?);
         let limit = config.effective_max_seq_len();
-        let found = window(dir, Some(limit))?;
+        let found = window_of(&settings, Some(limit))?;
         let window = found.unwrap_or(Window { limit, source: "config.json".to_string() });
         let model = BertModel::load_with_options(dir, config, compute, options)?;
         Ok(Self { model, tokenizer, window })

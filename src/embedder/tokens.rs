@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::text::{Counted, Reading, each, reading, values};
 use super::{Embedder, Prompt, Role, prompt_text, role_prompt};
 use crate::error::{InferError, Result};
-use crate::modules::json::JsonFile;
+use crate::modules::json::Settings;
 use crate::modules::{Expansion, ModelFolder, Output, TokenFilter};
 use crate::tokenizer::{TextTokenizer, Window};
 
@@ -103,8 +103,9 @@ impl LateTokens {
 /// What the mask token may be called, the folder's own name first.
 fn mask_tokens(folder: &ModelFolder) -> Result<Vec<String>> {
     let mut names = Vec::new();
+    let settings = Settings::open(&folder.transformer_dir)?;
     for file in ["tokenizer_config.json", "special_tokens_map.json"] {
-        let config = JsonFile::optional(folder.transformer_dir.join(file))?;
+        let config = settings.read(file)?;
         let found = config.get("mask_token");
         names.extend(found.and_then(|v| v.as_str().or_else(|| v.get("content")?.as_str())).map(str::to_owned));
     }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::sampling::SamplingParams;
 use crate::error::Result;
-use crate::modules::json::{JsonFile, incompatible};
+use crate::modules::json::{JsonFile, Settings, incompatible};
 
 /// What `generation_config.json` says, and `config.json` where that is silent.
 ///
@@ -53,15 +53,21 @@ const REFUSED_LISTS: [&str; 6] = [
 ];
 
 impl GenerationDefaults {
-    /// Reads the two files of a folder; one that is missing says nothing.
+    /// Reads the two files of a folder, one that is missing saying nothing; or the metadata of the GGUF file that the
+    /// argument stands for.
     ///
     /// # Errors
     /// A file that is malformed, a value of another type or out of range, a key that changes which tokens come and is
     /// not supported ([`ModelIncompatible`](crate::InferError::ModelIncompatible)): beams, n-gram rules, forced or
     /// suppressed tokens, a minimum length.
     pub fn from_folder(folder: &Path) -> Result<Self> {
-        let own = JsonFile::optional(folder.join("generation_config.json"))?;
-        let config = JsonFile::optional(folder.join("config.json"))?;
+        Self::of(&Settings::open(folder)?)
+    }
+
+    /// The same for settings that are open.
+    pub(super) fn of(settings: &Settings) -> Result<Self> {
+        let own = settings.read("generation_config.json")?;
+        let config = settings.read("config.json")?;
         refuse(&own)?;
         let number = |key: &str, usual: f64| match own.get(key) {
             None => Ok(usual),
@@ -85,7 +91,7 @@ impl GenerationDefaults {
             .stop_ids(stops.unwrap_or_default())
             .stop_texts(texts(&own, "stop_strings")?);
         params.check().map_err(|e| own.error(e.to_string()))?;
-        let tokenizer = JsonFile::optional(folder.join("tokenizer_config.json"))?;
+        let tokenizer = settings.read("tokenizer_config.json")?;
         let text = |value: &Value| value.as_str().or_else(|| value.get("content")?.as_str()).map(str::to_string);
         let eos_token = tokenizer.get("eos_token").and_then(text);
         let bos_id = bos.and_then(|ids| ids.first().copied());

@@ -100,6 +100,11 @@ impl SamplingParams {
         self
     }
 
+    /// The ids that end a sequence.
+    pub fn stop_token_ids(&self) -> &[u32] {
+        &self.stop_ids
+    }
+
     /// Generation ends with one of these tokens, which is the last of the result. Replaces those set before.
     pub fn stop_ids(mut self, ids: impl IntoIterator<Item = u32>) -> Self {
         self.stop_ids = ids.into_iter().collect();

@@ -13,8 +13,8 @@ use crate::config::BertConfig;
 use crate::error::{InferError, Result};
 use crate::gpu::{GpuCompute, create_compute};
 use crate::model::BertModel;
+use crate::modules::json::Settings;
 use crate::tokenizer::TextTokenizer;
-use crate::weights::GgufFile;
 
 /// A decoder with its tokenizer, its chat templates and the defaults of its folder.
 ///
@@ -55,11 +55,10 @@ impl TextGenerator {
 
     /// Loads a folder onto a given backend.
     pub fn load_with_compute(folder: &Path, compute: Arc<dyn GpuCompute>) -> Result<Self> {
-        let gguf = GgufFile::find(folder)?;
-        let folder = gguf.as_deref().unwrap_or(folder);
+        let settings = Settings::open(folder)?;
         let config = BertConfig::from_folder(folder)?;
-        let tokenizer = TextTokenizer::from_folder(folder)?;
-        let (defaults, chat) = (GenerationDefaults::from_folder(folder)?, ChatTemplate::from_folder(folder)?);
+        let tokenizer = TextTokenizer::of(&settings)?;
+        let (defaults, chat) = (GenerationDefaults::of(&settings)?, ChatTemplate::of(&settings)?);
         let model = BertModel::load_with_compute(folder, config, compute)?;
         let (bare, short) = (tokenizer.encode("", usize::MAX)?.ids, tokenizer.encode("a", usize::MAX)?.ids);
         let special = tokenizer.num_special_tokens();
@@ -106,7 +105,8 @@ impl TextGenerator {
     /// # Errors
     /// A folder without a chat template; as [`ChatTemplate::render`] and [`encode`](Self::encode).
     pub fn chat_prompt(&self, messages: &Messages, options: &ChatOptions) -> Result<Vec<u32>> {
-        let none = "this model has no chat template: chat_template.jinja, or `chat_template` of tokenizer_config.json";
+        let none = "this model has no chat template: chat_template.jinja, `chat_template` of tokenizer_config.json, or \
+                    `tokenizer.chat_template` in the metadata of a GGUF file";
         let template = self.chat.as_ref().ok_or_else(|| InferError::InvalidArgument(none.to_string()))?;
         self.encode(&template.render(messages, options)?)
     }

@@ -3,12 +3,13 @@
 
 use std::path::Path;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value as Json, json};
 
 use super::list::Listed;
 use super::{LateInteraction, ModelFolder, Module, PoolingMode, PoolingSpec, Task};
 use crate::error::Result;
 use crate::weights::GgufFile;
+use crate::weights::gguf::Value;
 
 /// By `<architecture>.pooling_type`. Vectors are normalised, as llama.cpp does unless it is told otherwise. Without the
 /// key, as without modules.json, mean pooling is assumed.
@@ -45,7 +46,7 @@ pub(super) fn read(file: &Path) -> Result<ModelFolder> {
 }
 
 /// The special tokens' keys of tokenizer_config.json, with those of the metadata.
-const ROLES: [(&str, &str); 7] = [
+pub(crate) const ROLES: [(&str, &str); 7] = [
     ("bos_token", "tokenizer.ggml.bos_token_id"),
     ("eos_token", "tokenizer.ggml.eos_token_id"),
     ("unk_token", "tokenizer.ggml.unknown_token_id"),
@@ -55,34 +56,60 @@ const ROLES: [(&str, &str); 7] = [
     ("mask_token", "tokenizer.ggml.mask_token_id"),
 ];
 
-/// What a settings file would say: `file` is a name below a GGUF file's own.
-pub(super) fn settings(file: &Path) -> Result<Option<Value>> {
-    let Some((model, name)) = file.parent().zip(file.file_name().and_then(|n| n.to_str())) else { return Ok(None) };
-    if !matches!(name, "tokenizer_config.json" | "generation_config.json") || model.is_dir() {
-        return Ok(None);
-    }
-    let Some(path) = GgufFile::find(model)? else { return Ok(None) };
-    let gguf = GgufFile::open(&path)?;
-    let map = if name == "tokenizer_config.json" { tokenizer_config(&gguf)? } else { generation_config(&gguf)? };
-    Ok(Some(Value::Object(map)))
+/// Control tokens, and those of the user, in `tokenizer.ggml.token_type`.
+pub(crate) const CONTROL: u64 = 3;
+pub(crate) const OF_USER: u64 = 4;
+
+/// The type of each of `count` tokens: 1 normal, 2 unknown, 3 control, 4 of the user, 5 unused, 6 a byte.
+pub(crate) fn kinds(gguf: &GgufFile, count: usize) -> Result<Vec<u64>> {
+    let key = "tokenizer.ggml.token_type";
+    let Some(value) = gguf.get(key) else { return Ok(vec![1; count]) };
+    let wrong = || gguf.wrong(key, &format!("a type from 1 to 6 for each of {count} tokens"));
+    let kind = |v: Value<'_>| v.as_size().map(|kind| kind as u64).filter(|kind| (1..=6).contains(kind));
+    let kinds: Option<Vec<u64>> = value.as_array().ok_or_else(wrong)?.iter().map(kind).collect();
+    kinds.filter(|kinds| kinds.len() == count).ok_or_else(wrong)
 }
 
-fn tokenizer_config(gguf: &GgufFile) -> Result<Map<String, Value>> {
+/// A token of a WordPiece vocabulary as in a vocab.txt: the converter marks beginnings of words instead of what continues
+/// one, and leaves control tokens as they are.
+pub(crate) fn word_piece(token: &str, kind: u64) -> String {
+    match token.strip_prefix('\u{2581}') {
+        _ if kind == CONTROL => token.to_string(),
+        Some(word) => word.to_string(),
+        None => format!("##{token}"),
+    }
+}
+
+/// What the settings file of this name would say.
+pub(super) fn settings(gguf: &GgufFile, name: &str) -> Result<Map<String, Json>> {
+    match name {
+        "tokenizer_config.json" => tokenizer_config(gguf),
+        "generation_config.json" => generation_config(gguf),
+        _ => Ok(Map::new()),
+    }
+}
+
+fn tokenizer_config(gguf: &GgufFile) -> Result<Map<String, Json>> {
     let mut map = Map::new();
     let tokens = gguf.texts("tokenizer.ggml.tokens")?.unwrap_or_default();
-    let kinds = gguf.numbers("tokenizer.ggml.token_type")?.unwrap_or_default();
+    let kinds = kinds(gguf, tokens.len())?;
+    let words = gguf.text("tokenizer.ggml.model")? == Some("bert");
     for (role, key) in ROLES {
         let Some(id) = gguf.size(key)? else { continue };
-        let Some(token) = tokens.get(id) else {
+        let Some((token, kind)) = tokens.get(id).zip(kinds.get(id)) else {
             return Err(gguf.wrong(key, &format!("one of the ids of {} tokens", tokens.len())));
         };
-        // A WordPiece vocabulary marks the beginnings of words, except in control tokens.
-        let word = gguf.text("tokenizer.ggml.model")? == Some("bert") && kinds.get(id) != Some(&3.0);
-        map.insert(role.into(), json!(if word { token.trim_start_matches('\u{2581}') } else { token }));
+        map.insert(role.into(), if words { json!(word_piece(token, *kind)) } else { json!(token) });
     }
     for (role, other) in [("cls_token", "bos_token"), ("sep_token", "eos_token")] {
         if let Some(token) = map.get(other).filter(|_| !map.contains_key(role)).cloned() {
             map.insert(role.into(), token);
+        }
+    }
+    if words {
+        // A WordPiece vocabulary has no tokens but those that the file names: null is none.
+        for (role, _) in ROLES {
+            map.entry(role).or_insert(Json::Null);
         }
     }
     for key in ["add_bos_token", "add_eos_token"] {
@@ -97,14 +124,14 @@ fn tokenizer_config(gguf: &GgufFile) -> Result<Map<String, Value>> {
 }
 
 /// One template, or a list of named ones.
-fn chat_templates(gguf: &GgufFile) -> Result<Option<Value>> {
+fn chat_templates(gguf: &GgufFile) -> Result<Option<Json>> {
     let key = "tokenizer.chat_template";
     let own = gguf.text(key)?;
     let names = gguf.texts("tokenizer.chat_templates")?.unwrap_or_default();
     if names.is_empty() {
         return Ok(own.map(|template| json!(template)));
     }
-    let mut list: Vec<Value> = own.iter().map(|t| json!({"name": "default", "template": t})).collect();
+    let mut list: Vec<Json> = own.iter().map(|t| json!({"name": "default", "template": t})).collect();
     for name in names.iter().filter(|name| **name != "default") {
         let key = format!("{key}.{name}");
         let template = gguf.text(&key)?.ok_or_else(|| gguf.wrong(&key, "a template, for it is listed"))?;
@@ -113,13 +140,34 @@ fn chat_templates(gguf: &GgufFile) -> Result<Option<Value>> {
     Ok(Some(list.into()))
 }
 
+/// Texts of tokens that end a turn or a message. Files of before `eot_token_id` name none: there llama.cpp knows them by
+/// their text, and so does this version, of control tokens and those of the user.
+const ENDS: [&str; 9] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<end_of_utterance>",
+    "<EOT>",
+];
+
 /// The tokens that end a text, a turn or a message, and the one that begins a text.
-fn generation_config(gguf: &GgufFile) -> Result<Map<String, Value>> {
+fn generation_config(gguf: &GgufFile) -> Result<Map<String, Json>> {
     let mut map = Map::new();
     let id = |key: &str| gguf.size(&format!("tokenizer.ggml.{key}_token_id"));
     let mut ends: Vec<usize> = Vec::new();
     for key in ["eos", "eot", "eom"] {
         ends.extend(id(key)?.filter(|id| !ends.contains(id)));
+    }
+    if id("eot")?.is_none() {
+        let tokens = gguf.texts("tokenizer.ggml.tokens")?.unwrap_or_default();
+        let kinds = kinds(gguf, tokens.len())?;
+        let whole = |id: &usize| matches!(kinds[*id], CONTROL | OF_USER) && ENDS.contains(&tokens[*id]);
+        let found: Vec<usize> = (0..tokens.len()).filter(|id| whole(id) && !ends.contains(id)).collect();
+        ends.extend(found);
     }
     if !ends.is_empty() {
         map.insert("eos_token_id".into(), json!(ends));

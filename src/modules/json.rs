@@ -7,6 +7,32 @@ use serde_json::{Map, Value};
 
 use super::gguf;
 use crate::error::{InferError, Result};
+use crate::weights::GgufFile;
+
+/// Where a model's settings stand: in files of its folder, or in the metadata of its GGUF file.
+pub(crate) struct Settings {
+    /// The folder, or the GGUF file.
+    pub(crate) place: PathBuf,
+    /// The file's metadata.
+    pub(crate) gguf: Option<GgufFile>,
+}
+
+impl Settings {
+    /// The settings of the folder or GGUF file that `model` stands for ([`GgufFile::find`]).
+    pub(crate) fn open(model: &Path) -> Result<Self> {
+        let gguf = GgufFile::find(model)?.map(|file| GgufFile::open(&file)).transpose()?;
+        let place = gguf.as_ref().map_or(model, GgufFile::path).to_path_buf();
+        Ok(Self { place, gguf })
+    }
+
+    /// What the folder's file of this name says, or the metadata in its place; empty where that is nothing.
+    pub(crate) fn read(&self, name: &str) -> Result<JsonFile> {
+        match &self.gguf {
+            None => JsonFile::optional(self.place.join(name)),
+            Some(gguf) => Ok(JsonFile { file: self.place.clone(), map: gguf::settings(gguf, name)? }),
+        }
+    }
+}
 
 /// A JSON object with the file it stands in. A key that is absent or null reads as `None`.
 #[derive(Debug)]
@@ -82,15 +108,14 @@ impl JsonFile {
     }
 }
 
-/// The value in a JSON file; `None` when there is no such file. The settings of a GGUF file stand in its metadata, and are
-/// read under the names that files in a folder have.
+/// The value in a JSON file; `None` when there is no such file.
 pub(crate) fn read_value(file: &Path) -> Result<Option<Value>> {
     match std::fs::read(file) {
         Ok(bytes) => match serde_json::from_slice(&bytes) {
             Ok(value) => Ok(Some(value)),
             Err(error) => Err(InferError::model(file, format!("not valid JSON: {error}"))),
         },
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => gguf::settings(file),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) => Err(InferError::io(file, error)),
     }
 }

@@ -28,10 +28,10 @@ use self::family::{Family, Vocabulary};
 use self::special::{Role, Specials, token_text};
 pub use self::stream::TokenStream;
 use self::window::sentence_config;
+pub(crate) use self::window::window_of;
 pub use self::window::{Window, window};
 use crate::error::{InferError, Result};
-use crate::modules::json::JsonFile;
-use crate::weights::GgufFile;
+use crate::modules::json::{JsonFile, Settings};
 
 /// The token ids of one input.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -57,12 +57,17 @@ impl TextTokenizer {
     /// `tokenizer_config.json` says beside them; or the metadata of the GGUF file that the argument stands for.
     /// Truncation and padding set in `tokenizer.json` do not apply.
     pub fn from_folder(folder: &Path) -> Result<Self> {
-        let gguf = GgufFile::find(folder)?;
-        let folder = gguf.as_deref().unwrap_or(folder);
+        Self::of(&Settings::open(folder)?)
+    }
+
+    /// The same for settings that are open.
+    pub(crate) fn of(settings: &Settings) -> Result<Self> {
+        let folder = settings.place.as_path();
         let json = folder.join("tokenizer.json");
-        let config = JsonFile::optional(folder.join("tokenizer_config.json"))?;
-        let (mut inner, file, usual_pad) = if let Some(gguf) = &gguf {
-            gguf::read(gguf, &config)?
+        let config = settings.read("tokenizer_config.json")?;
+        let (mut inner, file, usual_pad) = if let Some(gguf) = &settings.gguf {
+            let (inner, pad) = gguf::read(gguf, &config)?;
+            (inner, settings.place.clone(), pad)
         } else if json.is_file() {
             (saved::read(folder, &json, &config)?, json, None)
         } else {
@@ -199,6 +204,20 @@ impl std::fmt::Debug for TextTokenizer {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("TextTokenizer").field("file", &self.file).finish_non_exhaustive()
     }
+}
+
+/// Whether a model has a tokenizer, be it well-formed or not: a vocabulary file in its folder, or one in the metadata of its
+/// GGUF file.
+///
+/// # Errors
+/// A GGUF file that cannot be opened, or several in a folder.
+pub fn has_tokenizer(model: &Path) -> Result<bool> {
+    let settings = Settings::open(model)?;
+    let names = || ["tokenizer.json", "vocab.json", "vocab.txt"].into_iter().chain(SENTENCEPIECE_FILES);
+    Ok(match &settings.gguf {
+        Some(gguf) => gguf.get("tokenizer.ggml.model").is_some(),
+        None => names().any(|name| settings.place.join(name).is_file()),
+    })
 }
 
 /// Names of SentencePiece files.

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::modules::json::JsonFile;
+use crate::modules::json::{JsonFile, Settings};
 
 /// The longest input of a model, and what says so.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,11 +19,16 @@ pub struct Window {
 /// The smallest limit that `sentence_bert_config.json`, `tokenizer_config.json` or the model's configuration
 /// (`config_limit`) sets; `None` when none of them does. `model_max_length` above 1e9 means unset.
 pub fn window(folder: &Path, config_limit: Option<usize>) -> Result<Option<Window>> {
-    let mut tokenizer = JsonFile::optional(folder.join("tokenizer_config.json"))?;
+    window_of(&Settings::open(folder)?, config_limit)
+}
+
+/// The same for settings that are open.
+pub(crate) fn window_of(settings: &Settings, config_limit: Option<usize>) -> Result<Option<Window>> {
+    let mut tokenizer = settings.read("tokenizer_config.json")?;
     if tokenizer.get("model_max_length").and_then(Value::as_f64).is_some_and(|length| length > 1e9) {
         tokenizer.map.remove("model_max_length");
     }
-    let sentence = sentence_config(folder)?;
+    let sentence = sentence_config(&settings.place)?;
     let mut limits = Vec::new();
     for (file, key) in [(&sentence, "max_seq_length"), (&tokenizer, "model_max_length")] {
         if let Some(limit) = file.positive(key)? {
@@ -31,7 +36,10 @@ pub fn window(folder: &Path, config_limit: Option<usize>) -> Result<Option<Windo
             limits.push(Window { limit, source: format!("`{key}` of {name}") });
         }
     }
-    let source = if folder.is_file() { "the context length of the GGUF file" } else { "the positions of config.json" };
+    let source = match settings.gguf {
+        Some(_) => "the context length of the GGUF file",
+        None => "the positions of config.json",
+    };
     limits.extend(config_limit.map(|limit| Window { limit, source: source.to_owned() }));
     Ok(limits.into_iter().min_by_key(|window| window.limit))
 }

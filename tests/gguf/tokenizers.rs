@@ -26,9 +26,11 @@ fn pair(name: &str) -> [TextTokenizer; 2] {
 fn every_kind_gives_the_ids_and_texts_of_its_folder() {
     for name in ["llama", "gemma", "t5", "xlm-roberta", "gpt2", "qwen2", "llama3", "roberta", "bert"] {
         let [gguf, folder] = pair(name);
+        let mut left_out = 0;
         for text in texts() {
-            // The file has neither T5's sentinels nor flags of a mask token.
-            if name == "t5" && text.contains("<extra_id") || text.contains("<mask>") {
+            // The file has neither T5's sentinels nor, of RoBERTa's mask token, that it takes the space before it.
+            if name == "t5" && text.contains("<extra_id") || name.ends_with("roberta") && text.contains("<mask>") {
+                left_out += 1;
                 continue;
             }
             let [found, expected] = [&gguf, &folder].map(|t| t.encode(&text, usize::MAX).unwrap());
@@ -43,9 +45,10 @@ fn every_kind_gives_the_ids_and_texts_of_its_folder() {
             assert_eq!(found, expected, "{name}: {a:?} {b:?}");
         }
         assert_eq!(gguf.num_special_tokens(), folder.num_special_tokens(), "{name}");
-        if !["llama", "gpt2", "llama3"].contains(&name) {
-            assert_eq!(gguf.pad_id(), folder.pad_id(), "{name}");
-        }
+        assert!(left_out <= 2, "{name}: {left_out} texts");
+        // Not every file names a padding token.
+        let named = !["llama", "gpt2", "llama3"].contains(&name);
+        assert_eq!(gguf.pad_id(), folder.pad_id().filter(|_| named), "{name}");
     }
 }
 
@@ -78,7 +81,7 @@ fn chat_templates_and_ends_of_texts_are_the_files() {
     let rendered = template.render(&messages, &ChatOptions::default()).unwrap();
     assert_eq!(rendered, "<|im_start|>user\nhi<|im_end|>\n");
     let params = GenerationDefaults::from_folder(&path).unwrap().params();
-    assert!(format!("{params:?}").contains("stop_ids: [522, 520]"), "{params:?}");
+    assert_eq!(params.stop_token_ids(), [522, 520]);
     let path = fixture("gguf-tokenizer-llama3.gguf");
     let template = ChatTemplate::from_folder(&path).unwrap().unwrap();
     assert_eq!(template.names().collect::<Vec<_>>(), ["default", "tool_use"]);
@@ -166,7 +169,7 @@ fn vocabularies_that_are_wrong_are_refused() {
         ("merges", New::Size(3), "`tokenizer.ggml.merges` is 3, expected an array of texts"),
         ("eos_token_id", New::Size(5), "`tokenizer.ggml.eos_token_id` is 5, expected one of the ids of 5 tokens"),
         ("add_bos_token", New::Size(1), "`tokenizer.ggml.add_bos_token` is 1, expected true or false"),
-        ("token_type", New::Texts(&["1"]), "expected an array of numbers"),
+        ("token_type", New::Texts(&["1"]), "expected a type from 1 to 6 for each of 5 tokens"),
     ];
     for (key, new, expected) in cases {
         refused(&folder.write("m.gguf", &changed(key, new)), expected);

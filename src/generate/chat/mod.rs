@@ -11,7 +11,7 @@ use minijinja::Value;
 use minijinja::value::ValueKind;
 
 use crate::error::{InferError, Result};
-use crate::modules::json::JsonFile;
+use crate::modules::json::{JsonFile, Settings};
 
 /// A conversation, message after message.
 ///
@@ -163,13 +163,19 @@ pub struct ChatTemplate {
 const SPECIAL: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 impl ChatTemplate {
-    /// The templates of a folder, if it has any.
+    /// The templates of a folder, or of the GGUF file that the argument stands for, if it has any.
     ///
     /// # Errors
     /// A file that cannot be read, or a `chat_template` that is neither a text nor a list of named ones.
     pub fn from_folder(folder: &Path) -> Result<Option<Self>> {
-        let config = JsonFile::optional(folder.join("tokenizer_config.json"))?;
-        let map = JsonFile::optional(folder.join("special_tokens_map.json"))?;
+        Self::of(&Settings::open(folder)?)
+    }
+
+    /// The same for settings that are open.
+    pub(super) fn of(settings: &Settings) -> Result<Option<Self>> {
+        let folder = &settings.place;
+        let config = settings.read("tokenizer_config.json")?;
+        let map = settings.read("special_tokens_map.json")?;
         let (own, more) = (folder.join("chat_template.jinja"), folder.join("additional_chat_templates"));
         let (file, sources) = if own.is_file() {
             let mut sources = vec![("default".to_string(), read(&own)?)];

@@ -115,7 +115,7 @@ fn build(vocab: Scored, unk: usize, model_type: u64, byte_fallback: bool) -> std
         let model = Unigram::from(vocab, Some(unk), byte_fallback);
         return model.map(ModelWrapper::from).map_err(|error| error.to_string());
     }
-    let merges = merges::by_score(&vocab);
+    let merges = merges::by_score(&vocab)?;
     let unk = vocab[unk].0.clone();
     let ids: tokenizers::models::bpe::Vocab = vocab.into_iter().map(|(token, _)| token).zip(0..).collect();
     let model = BPE::builder().vocab_and_merges(ids, merges).unk_token(unk).fuse_unk(true);

@@ -71,7 +71,7 @@ impl GgufFile {
         found.sort();
         if found.len() > 1 {
             let names: Vec<_> = found.iter().filter_map(|p| p.file_name()).map(|n| n.to_string_lossy()).collect();
-            let detail = format!("several GGUF files: {}; name one of them as the model", names.join(", "));
+            let detail = format!("several GGUF files: {}; give the path of one of them as the model", names.join(", "));
             return Err(InferError::model(model, detail));
         }
         Ok(found.pop())
