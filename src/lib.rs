@@ -39,6 +39,7 @@ pub mod fingerprint;
 mod fork;
 pub mod generate;
 pub mod gpu;
+mod hex;
 pub mod hub;
 #[cfg(all(feature = "metal", target_os = "macos"))]
 pub mod metal_backend;
@@ -60,6 +61,7 @@ pub use embedder::{
 pub use error::{InferError, Result};
 pub use fingerprint::fingerprint;
 pub use gpu::Precision;
+pub use hex::hex;
 pub use model::{BertModel, Encoded, LoadOptions};
 pub use resource::{init_performance_threads, init_threads};
 

@@ -20,6 +20,7 @@ mod list;
 
 use json::{JsonFile, read_value};
 pub use late::{Expansion, LateInteraction, TokenFilter};
+pub(crate) use list::folders;
 
 /// A sentence-transformers folder: where the transformer is and what follows it.
 #[derive(Debug, Clone, PartialEq)]

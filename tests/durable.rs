@@ -152,6 +152,10 @@ fn the_end_can_be_cut_short() {
         assert_eq!(contents(&folder), expected);
     }
     assert_eq!(Locked::lock(&target).unwrap().found().unwrap(), Found::Finished);
+    std::fs::rename(&target, folder.join("t.partial")).unwrap();
+    let found = Locked::lock(&target).unwrap().found().unwrap();
+    assert_eq!(found, Found::Unfinished { batches: BATCHES as usize }, "a file lacks its name yet");
+    std::fs::rename(folder.join("t.partial"), &target).unwrap();
     for (now, change) in [("is not there any more", None), ("has another length", Some(b"x"))] {
         let _ = std::fs::remove_file(&target);
         change.iter().for_each(|bytes| std::fs::write(&target, bytes).unwrap());
@@ -185,6 +189,61 @@ fn an_output_made_of_scratch_parts() {
     assert_eq!(contents(&folder), [("t".to_string(), b"twoone".to_vec())]);
 }
 
+/// What an earlier output left that is no part of this one goes, also where the end was cut short.
+#[test]
+fn what_is_stale_goes_with_the_names() {
+    let folder = scratch("stale");
+    let target = folder.join("t");
+    for cut_short in [false, true] {
+        std::fs::write(folder.join("t.offsets"), "of another output").unwrap();
+        let mut files = Locked::lock(&target).unwrap().start::<u32>(&identity("a"), &PARTS).unwrap();
+        batch(&mut files, 1);
+        files.commit(&0).unwrap();
+        files.remove_at_end(".offsets");
+        files.finish(&[(0, vec![0; 8])], true).unwrap();
+        assert!(!folder.join("t.offsets").exists());
+        if cut_short {
+            std::fs::write(folder.join("t.offsets"), "of another output").unwrap();
+            let finished = Locked::lock(&target).unwrap().resume(&identity("a"), &PARTS, |_: u32| {}).unwrap();
+            assert!(matches!(finished, Resumed::Finished) && !folder.join("t.offsets").exists());
+        }
+    }
+}
+
+/// A write that fails amid a batch, here at the system's limit on a file: nothing can be added after it, and a later run
+/// goes on from the last commit.
+#[cfg(unix)]
+#[test]
+fn nothing_follows_a_torn_write() {
+    /// The folder of the child that meets the limit; unset in the tests' own process.
+    const FOLDER: &str = "KIN_TEST_TORN_FOLDER";
+    if let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) {
+        let mut files = Locked::lock(&folder.join("t")).unwrap().start::<u32>(&identity("a"), &PARTS).unwrap();
+        batch(&mut files, 0);
+        files.commit(&0).unwrap();
+        let full = files.append(0, &vec![7; 1 << 20]).unwrap_err();
+        assert!(matches!(full, InferError::IoError { .. }), "{full}");
+        assert_eq!(conflict(files.append(1, b"batch 1\n")), Conflict::Torn);
+        assert_eq!(conflict(files.commit(&1)), Conflict::Torn);
+        assert_eq!(conflict(files.make(|_, _| Ok(()))), Conflict::Torn);
+        assert_eq!(conflict(files.finish(&[(0, vec![0; 8])], true)), Conflict::Torn);
+        std::fs::write(folder.join("met"), "").unwrap();
+        return;
+    }
+    let folder = scratch("append/run");
+    let mut child = std::process::Command::new("sh");
+    // In blocks of 512 bytes or 1 KiB. Where the signal of that limit is ignored, it is an error of `write`.
+    child.args(["-c", "trap '' XFSZ; ulimit -f 64; exec \"$@\"", "sh"]).arg(std::env::current_exe().unwrap());
+    child.args(["--exact", "nothing_follows_a_torn_write", "--nocapture"]).env(FOLDER, &folder);
+    let output = child.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    std::fs::remove_file(folder.join("met")).expect("the child met the limit");
+    assert_eq!(run(&folder.join("t"), BATCHES), 1);
+    let whole = scratch("append/whole");
+    run(&whole.join("t"), BATCHES);
+    assert_eq!(contents(&folder), contents(&whole));
+}
+
 #[test]
 fn nothing_committed_leaves_nothing() {
     let folder = scratch("nothing");
@@ -208,8 +267,11 @@ fn what_stands_against_a_run_is_named() {
     assert_eq!(conflict(Locked::lock(&folder)), Conflict::NotAFile);
     let absent = Locked::lock(&folder.join("no/t")).unwrap_err();
     assert!(matches!(absent, InferError::IoError { .. }), "{absent}");
-    std::fs::write(folder.join("t.journal"), "Dear diary,\n").unwrap();
-    assert_eq!(conflict(Locked::lock(&target)), Conflict::Foreign);
+    for foreign in [&b"Dear diary,\n"[..], &[&[0; 64][..], b"an image"].concat()] {
+        std::fs::write(folder.join("t.journal"), foreign).unwrap();
+        assert_eq!(conflict(Locked::lock(&target)), Conflict::Foreign);
+        assert_eq!(std::fs::read(folder.join("t.journal")).unwrap(), foreign);
+    }
     std::fs::remove_file(folder.join("t.journal")).unwrap();
 
     run(&target, 2);
@@ -293,4 +355,30 @@ fn a_models_digest_is_of_its_contents() {
     assert_eq!(digest, model_digest(&b).unwrap());
     std::fs::write(b.join("1_Pooling/config.json"), "{ }").unwrap();
     assert_ne!(digest, model_digest(&b).unwrap());
+}
+
+/// Modules wherever `modules.json` says, and GGUF files however their ending is written.
+#[test]
+fn every_file_that_is_read_is_in_the_digest() {
+    let folder = scratch("digest_deep");
+    let module = folder.join("modules/more/2_Dense");
+    std::fs::create_dir_all(&module).unwrap();
+    std::fs::create_dir_all(folder.join("other/deep")).unwrap();
+    let modules = r#"[{"idx": 0, "path": ""}, {"idx": 1, "path": "modules/more/2_Dense"}, {"idx": 2, "path": "gone"}]"#;
+    std::fs::write(folder.join("modules.json"), modules).unwrap();
+    let mut before = model_digest(&folder).unwrap();
+    for (name, read) in [
+        ("modules/more/2_Dense/model.safetensors", true),
+        ("MODEL.GGUF", true),
+        ("model.Q8_0.gguf", true),
+        ("other/deep/model.safetensors", false),
+        ("notes.md", false),
+    ] {
+        for bytes in ["a", "b"] {
+            std::fs::write(folder.join(name), bytes).unwrap();
+            let now = model_digest(&folder).unwrap();
+            assert_eq!(now != before, read, "{name}");
+            before = now;
+        }
+    }
 }

@@ -9,10 +9,10 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::digest::short;
-use super::journal::{self, Entry};
+use super::journal::{self, Entry, Sealed};
 use super::lock::{Paths, remove};
 use super::recover::seal;
-use super::{Identity, Part};
+use super::{Conflict, Identity, Part};
 use crate::error::{InferError, Result};
 
 /// The files of a run that is not finished. Dropped before anything was committed, it leaves nothing; dropped later, it
@@ -27,6 +27,10 @@ pub struct DurableFiles<B> {
     made: Option<u64>,
     /// Something is committed, or it is finished: what is on disk stays.
     stays: bool,
+    /// A write failed: nobody knows what of it is on disk, so nothing may follow it.
+    torn: bool,
+    /// Suffixes of files that go when the output gets its names.
+    stale: Vec<String>,
     record: PhantomData<fn(&B)>,
 }
 
@@ -64,7 +68,7 @@ impl Appended {
 
 impl<B> DurableFiles<B> {
     pub(super) fn create(paths: Paths, journal: File, identity: &Identity, parts: &[Part]) -> Result<Self> {
-        let mut this = Self { paths, journal, parts: Vec::new(), made: None, stays: false, record: PhantomData };
+        let mut this = Self::resumed(paths, journal, Vec::new(), false);
         this.journal_write(|journal| {
             journal.set_len(0)?;
             journal.rewind()?;
@@ -81,22 +85,34 @@ impl<B> DurableFiles<B> {
 
     /// The files of a run that had committed something. The journal stands at its end.
     pub(super) fn resumed(paths: Paths, journal: File, parts: Vec<Appended>, stays: bool) -> Self {
-        Self { paths, journal, parts, made: None, stays, record: PhantomData }
+        Self { paths, journal, parts, made: None, stays, torn: false, stale: Vec::new(), record: PhantomData }
+    }
+
+    /// Does what writes, unless an earlier write failed; a failure is the last thing that is done.
+    fn writing<T>(&mut self, act: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if self.torn {
+            return Err(self.paths.conflict(Conflict::Torn));
+        }
+        let done = act(self);
+        self.torn = done.is_err();
+        done
     }
 
     /// Appends to a part, by its place in the list the run began with.
     ///
     /// # Errors
     /// [`IoError`](InferError::IoError): the disk is full, or the system's limit on a file is reached. What was
-    /// committed stays.
+    /// committed stays, and nothing can be added any more ([`Conflict::Torn`]): a later run goes on.
     ///
     /// # Panics
     /// When there is no such part.
     pub fn append(&mut self, part: usize, bytes: &[u8]) -> Result<()> {
-        let part = &mut self.parts[part];
-        part.hash.update(bytes);
-        part.appended += bytes.len() as u64;
-        part.attempt(|writer| writer.write_all(bytes))
+        self.writing(|this| {
+            let part = &mut this.parts[part];
+            part.hash.update(bytes);
+            part.appended += bytes.len() as u64;
+            part.attempt(|writer| writer.write_all(bytes))
+        })
     }
 
     /// The output that is written.
@@ -119,20 +135,23 @@ impl<B> DurableFiles<B> {
     where
         B: Serialize,
     {
-        let (mut lengths, mut hashes) = (Vec::new(), Vec::new());
-        for part in &mut self.parts {
-            if part.appended > 0 {
-                part.attempt(|writer| writer.flush().and_then(|()| writer.get_ref().sync_data()))?;
+        self.writing(|this| {
+            let (mut lengths, mut hashes) = (Vec::new(), Vec::new());
+            for part in &mut this.parts {
+                if part.appended > 0 {
+                    part.attempt(|writer| writer.flush().and_then(|()| writer.get_ref().sync_data()))?;
+                }
+                lengths.push(part.appended);
+                hashes.push(short(std::mem::take(&mut part.hash)));
             }
-            lengths.push(part.appended);
-            hashes.push(short(std::mem::take(&mut part.hash)));
-        }
-        self.journal_write(|journal| journal.write_all(&journal::line(&Entry::Batch { lengths, hashes, batch })?))?;
-        for part in &mut self.parts {
-            part.committed += std::mem::take(&mut part.appended);
-        }
-        self.stays = true;
-        Ok(())
+            let line = journal::line(&Entry::Batch { lengths, hashes, batch });
+            this.journal_write(|journal| journal.write_all(&line?))?;
+            for part in &mut this.parts {
+                part.committed += std::mem::take(&mut part.appended);
+            }
+            this.stays = true;
+            Ok(())
+        })
     }
 
     /// Makes the output, `<target>` itself, from what was committed to the scratch parts: `write` gets a file and a
@@ -142,8 +161,8 @@ impl<B> DurableFiles<B> {
     /// Those of `write`, and of the system.
     pub fn make(&mut self, write: impl FnOnce(&File, Vec<Take<BufReader<File>>>) -> Result<()>) -> Result<()> {
         let mut readers = Vec::new();
-        for part in &mut self.parts {
-            part.attempt(|writer| writer.flush())?;
+        self.writing(|this| this.parts.iter_mut().try_for_each(|part| part.attempt(|writer| writer.flush())))?;
+        for part in &self.parts {
             let open = || {
                 let mut file = File::open(&part.path)?;
                 file.seek(SeekFrom::Start(part.part.head as u64))?;
@@ -170,6 +189,21 @@ impl<B> DurableFiles<B> {
     /// [`IoError`](InferError::IoError).
     pub fn finish(mut self, heads: &[(usize, Vec<u8>)], keep: bool) -> Result<()> {
         self.stays = true;
+        self.writing(|this| this.end(heads))?;
+        if !keep {
+            remove(&self.paths.journal())?;
+            self.paths.sync_folder()?;
+        }
+        Ok(())
+    }
+
+    /// Has `<target><suffix>` removed when the files get their names: what an earlier output of another form left, and
+    /// a reader would take for part of this one.
+    pub fn remove_at_end(&mut self, suffix: &str) {
+        self.stale.push(suffix.to_string());
+    }
+
+    fn end(&mut self, heads: &[(usize, Vec<u8>)]) -> Result<()> {
         for (part, head) in heads {
             let part = &mut self.parts[*part];
             if head.len() != part.part.head {
@@ -199,16 +233,12 @@ impl<B> DurableFiles<B> {
         }
         files.extend(self.made.map(|len| (String::new(), len)));
         self.paths.sync_folder()?;
-        let sealed: Entry<()> = Entry::Sealed { files: files.clone(), scratch: scratch.clone() };
-        self.journal_write(|journal| journal.write_all(&journal::line(&sealed)?))?;
+        let sealed = Sealed { files, scratch, stale: std::mem::take(&mut self.stale) };
+        let line = journal::line(&Entry::<()>::Sealed(sealed.clone()));
+        self.journal_write(|journal| journal.write_all(&line?))?;
         // Windows renames no open file.
         self.parts.clear();
-        seal(&self.paths, &files, &scratch)?;
-        if !keep {
-            remove(&self.paths.journal())?;
-            self.paths.sync_folder()?;
-        }
-        Ok(())
+        seal(&self.paths, &sealed)
     }
 
     fn journal_write(&mut self, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<()> {

@@ -19,8 +19,20 @@ pub(super) enum Entry<B> {
     Begun { identity: Vec<(String, String)>, parts: Vec<String> },
     /// So many bytes of each part, with hashes, became durable.
     Batch { lengths: Vec<u64>, hashes: Vec<String>, batch: B },
-    /// Everything is written: these files only lack their names, with these lengths, and those go.
-    Sealed { files: Vec<(String, u64)>, scratch: Vec<String> },
+    /// Everything is written.
+    Sealed(Sealed),
+}
+
+/// What is left to do when everything is written; by suffixes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Sealed {
+    /// The files of the output, with their lengths: they only lack their names.
+    pub files: Vec<(String, u64)>,
+    /// What they were made from, which goes.
+    pub scratch: Vec<String>,
+    /// Files of an earlier output, which go too.
+    #[serde(default)]
+    pub stale: Vec<String>,
 }
 
 /// A line, with its hash before it.
@@ -48,7 +60,7 @@ impl<R: BufRead> Lines<R> {
             return Ok(Some(Self { reader, end: MAGIC.len() as u64 }));
         }
         // After a power cut the length of a file may be there before its bytes.
-        if MAGIC.starts_with(&magic) || magic.iter().all(|b| *b == 0) {
+        if MAGIC.starts_with(&magic) || (magic.iter().all(|b| *b == 0) && zeros_alone(&mut reader)?) {
             return Ok(None);
         }
         Err(io::ErrorKind::InvalidData.into())
@@ -63,6 +75,18 @@ impl<R: BufRead> Lines<R> {
             self.end += bytes.len() as u64;
         }
         Ok(entry)
+    }
+}
+
+/// Whether nothing but zero bytes is left.
+fn zeros_alone(reader: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let bytes = reader.fill_buf()?;
+        if bytes.is_empty() || bytes.iter().any(|b| *b != 0) {
+            return Ok(bytes.is_empty());
+        }
+        let len = bytes.len();
+        reader.consume(len);
     }
 }
 

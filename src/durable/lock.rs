@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{BufReader, ErrorKind, Seek};
 use std::path::{Path, PathBuf};
 
-use super::journal::{Entry, Lines};
+use super::journal::{Entry, Lines, Sealed};
 use super::{Conflict, DurableFiles, Found, Identity, Part};
 use crate::error::{InferError, Result};
 
@@ -61,10 +61,17 @@ impl Locked {
             match entry {
                 Entry::Begun { .. } => {}
                 Entry::Batch { .. } => batches += 1,
-                Entry::Sealed { .. } => return Ok(Found::Finished),
+                // Between the last line and the last rename a run can be killed.
+                Entry::Sealed(sealed) if self.lacks_names(&sealed) => return Ok(Found::Unfinished { batches }),
+                Entry::Sealed(_) => return Ok(Found::Finished),
             }
         }
         Ok(if batches == 0 { Found::Nothing } else { Found::Unfinished { batches } })
+    }
+
+    /// Whether a finished file still lies under the name of one in the making.
+    fn lacks_names(&self, sealed: &Sealed) -> bool {
+        sealed.files.iter().any(|(suffix, _)| self.paths.partial(suffix).exists())
     }
 
     /// Begins anew. What an unfinished run left is lost; a finished output stays until the new one is whole.

@@ -83,7 +83,7 @@ impl Part {
 pub enum Found {
     /// No run that committed anything.
     Nothing,
-    /// A run that did not come to its end.
+    /// A run that did not come to its end, or whose finished files do not all have their names yet.
     Unfinished {
         /// Its commits.
         batches: usize,
@@ -108,6 +108,9 @@ pub enum Conflict {
     /// The file with a journal's name is something else.
     #[error("the file of that name with `.journal` after it is not the journal of a run; move it away")]
     Foreign,
+    /// An earlier write of this run failed, so that nobody knows what of it is on disk.
+    #[error("an earlier write to it failed; what was committed is kept, and another run goes on from there")]
+    Torn,
     /// The target is to be a [`RowCache`].
     #[error("it is no file of rows that a run made; move it away, or name another")]
     NotRows,

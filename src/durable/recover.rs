@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::digest::short;
 use super::files::Appended;
-use super::journal::Entry;
+use super::journal::{Entry, Sealed};
 use super::lock::{Paths, remove};
 use super::{Conflict, DurableFiles, Identity, Locked, Part};
 use crate::error::{InferError, Result};
@@ -56,8 +56,8 @@ impl Locked {
             }
             end = lines.end;
         }
-        if let Some((files, scratch)) = sealed {
-            seal(&paths, &files, &scratch)?;
+        if let Some(sealed) = sealed {
+            seal(&paths, &sealed)?;
             return Ok(Resumed::Finished);
         }
         let open = |check: &Check| Appended::open(&paths, check.part, check.verified);
@@ -78,8 +78,8 @@ impl Locked {
         };
         let mut sealed = None;
         while let Some(entry) = lines.next::<serde::de::IgnoredAny>().map_err(io)? {
-            if let Entry::Sealed { files, scratch } = entry {
-                sealed = Some((files, scratch));
+            if let Entry::Sealed(found) = entry {
+                sealed = Some(found);
             }
         }
         Ok(Some(Survey { identity, sealed }))
@@ -105,9 +105,6 @@ struct Survey {
     identity: Vec<(String, String)>,
     sealed: Option<Sealed>,
 }
-
-/// The finished files with their lengths, and those that go.
-type Sealed = (Vec<(String, u64)>, Vec<String>);
 
 /// Reads a part along with the journal.
 struct Check {
@@ -166,10 +163,10 @@ impl Check {
     }
 }
 
-/// Gives finished files their names, and removes what they were made from. It may have been done before, in part or
-/// wholly.
-pub(super) fn seal(paths: &Paths, files: &[(String, u64)], scratch: &[String]) -> Result<()> {
-    for (suffix, bytes) in files {
+/// Gives finished files their names, and removes what they were made from and what is stale. It may have been done
+/// before, in part or wholly.
+pub(super) fn seal(paths: &Paths, sealed: &Sealed) -> Result<()> {
+    for (suffix, bytes) in &sealed.files {
         let (partial, whole) = (paths.partial(suffix), paths.whole(suffix));
         if partial.exists() {
             std::fs::rename(&partial, &whole).map_err(|e| InferError::io(&whole, e))?;
@@ -183,6 +180,7 @@ pub(super) fn seal(paths: &Paths, files: &[(String, u64)], scratch: &[String]) -
         let file = whole.display().to_string();
         return Err(paths.conflict(Conflict::Lost { file, now, bytes: *bytes }));
     }
+    sealed.stale.iter().try_for_each(|suffix| remove(&paths.whole(suffix)))?;
     paths.sync_folder()?;
-    scratch.iter().try_for_each(|suffix| remove(&paths.partial(suffix)))
+    sealed.scratch.iter().try_for_each(|suffix| remove(&paths.partial(suffix)))
 }

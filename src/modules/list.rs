@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use serde_json::Value;
 
 use super::configs::{Level, dense, level, pooling, splade, task};
-use super::json::{JsonFile, incompatible};
+use super::json::{JsonFile, incompatible, read_value};
 use super::{LayerNormSpec, Module, PoolingSpec, Task, TokenFilter};
 use crate::error::{InferError, Result};
 use crate::gpu::PoolingMode;
@@ -69,8 +69,7 @@ impl<'a> Entry<'a> {
         let entry = JsonFile { file: file.to_path_buf(), map: map.clone() };
         let class = entry.text("type")?.ok_or_else(|| error(": `type` is missing".to_string()))?;
         let path = entry.text("path")?.ok_or_else(|| error(": `path` is missing".to_string()))?;
-        let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
-        if path.contains('\\') || !Path::new(path).components().all(inside) {
+        if !is_inside(path) {
             return Err(error(format!(": `path` is `{path}`, expected a folder inside the model folder")));
         }
         // A class of another package is the model's own Python code, whatever it is called; PyLate's Dense is the same.
@@ -105,6 +104,26 @@ impl<'a> Entry<'a> {
         let usual = if self.name == "MLMTransformer" { Task::FillMask } else { Task::Features };
         Ok((self.dir.clone(), task(&self.dir, usual)?))
     }
+}
+
+/// Whether a path leads nowhere but into the folder it starts from.
+fn is_inside(path: &str) -> bool {
+    let inside = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+    !path.contains('\\') && Path::new(path).components().all(inside)
+}
+
+/// The folders of the modules that a folder's `modules.json` lists, as far as they are there: paths from the folder,
+/// whose parts `/` divides. What the entries mean is not looked at.
+///
+/// # Errors
+/// A file that is no JSON.
+pub(crate) fn folders(folder: &Path) -> Result<Vec<String>> {
+    let list = read_value(&folder.join("modules.json"))?;
+    let entries = list.as_ref().and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let paths = entries.iter().filter_map(|entry| entry.get("path")?.as_str());
+    let there = paths.filter(|path| is_inside(path) && folder.join(path).is_dir());
+    let parts = |path: &str| path.split('/').filter(|part| !matches!(*part, "" | ".")).collect::<Vec<_>>().join("/");
+    Ok(there.map(parts).collect())
 }
 
 /// What of the list was read before an entry.
