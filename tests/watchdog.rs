@@ -15,11 +15,25 @@ const FLUSHED: &str = "KIN_TEST_WATCHDOG_FLUSHED";
 /// A child that ended by itself after it was cancelled.
 const CANCELLED: i32 = 3;
 
-/// What a test's child does. In the tests' own process there is nothing to do.
+/// What a test's child does.
 #[test]
+#[ignore = "a part that the other tests play in processes of their own"]
 fn child() {
     let Ok(part) = std::env::var(PART) else { return };
-    let config = EmbedConfig { exit_grace: Duration::from_millis(700), ..EmbedConfig::from_env().unwrap() };
+    let report_to_stderr = part != "silent";
+    let usual = EmbedConfig::from_env().unwrap();
+    let config = EmbedConfig { exit_grace: Duration::from_millis(700), report_to_stderr, ..usual };
+    if part == "outlives" {
+        return println!("orphan check {}", config.orphan_check);
+    }
+    #[cfg(unix)]
+    if part == "late-watch" {
+        // Its parent goes between the configuration and the watch, while a model is loaded.
+        let parent = std::os::unix::process::parent_id();
+        while std::os::unix::process::parent_id() == parent {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
     let flushed = std::env::var_os(FLUSHED).map(PathBuf::from);
     let model = (part == "busy").then(load);
     let watchdog = EmbedWatchdog::start(config, move |report| {
@@ -35,12 +49,12 @@ fn child() {
         // Busy with forward passes, and nothing is persisted.
         "busy" => compute_until_cancelled(watchdog, &model.unwrap().with_run(&run)),
         // Deaf to the flag: only the hard exit helps.
-        "deaf" | "hanging-hook" => {
+        "deaf" | "silent" | "hanging-hook" => {
             run.enter(Phase::Write);
             sleep_forever()
         }
         // Persists all the time.
-        "diligent" => loop {
+        "diligent" | "late-watch" => loop {
             run.bump(10);
             std::thread::sleep(Duration::from_millis(10));
         },
@@ -112,7 +126,7 @@ mod processes {
     /// This binary as a child that plays a part, its stderr in `stderr` and its hook's report in `flushed`.
     fn command(part: &str, folder: &Path, settings: &[(&str, &str)]) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "child", "--nocapture", "--test-threads=1"]);
+        command.args(["--exact", "child", "--ignored", "--nocapture", "--test-threads=1"]);
         command.env(PART, part).env(FLUSHED, folder.join("flushed"));
         // Off unless a test sets it: the tests themselves may run under anything.
         for (name, value) in
@@ -175,6 +189,71 @@ mod processes {
     }
 
     #[test]
+    fn a_report_that_is_told_otherwise_does_not_go_to_stderr() {
+        let (code, flushed, stderr) = play("silent", &[("KIN_EMBED_MIN_RATE", "1")]);
+        assert_eq!(code, Some(EXIT_CODE), "{stderr}");
+        assert!(flushed.contains("watchdog: run 1 is ended") && !stderr.contains("watchdog"), "{stderr}");
+    }
+
+    /// Nobody reads stderr, and its pipe is full: the hook flushes, and the process ends.
+    #[cfg(unix)]
+    #[test]
+    fn a_full_pipe_keeps_nothing() {
+        use std::os::fd::AsRawFd;
+        let folder = scratch("full-pipe");
+        let (reader, writer) = std::io::pipe().unwrap();
+        let blocking = |on: bool| {
+            // SAFETY: the descriptor is open; flags are all that is passed.
+            unsafe {
+                let flags = libc::fcntl(writer.as_raw_fd(), libc::F_GETFL);
+                let flags = if on { flags & !libc::O_NONBLOCK } else { flags | libc::O_NONBLOCK };
+                assert_eq!(libc::fcntl(writer.as_raw_fd(), libc::F_SETFL, flags), 0);
+            }
+        };
+        blocking(false);
+        while std::io::Write::write(&mut &writer, &[b' '; 512]).is_ok() {}
+        while std::io::Write::write(&mut &writer, b" ").is_ok() {}
+        blocking(true);
+        let mut command = command("deaf", &folder, &[("KIN_EMBED_MIN_RATE", "1")]);
+        let status = end_of(&mut command.stderr(writer).spawn().unwrap());
+        drop(reader);
+        let flushed = std::fs::read_to_string(folder.join("flushed")).unwrap_or_default();
+        assert_eq!(status.code(), Some(EXIT_CODE));
+        assert!(flushed.contains("run 1 is ended"), "{flushed}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    /// Under `nohup` and as the leader of a session, a process is meant to outlive its parent.
+    #[cfg(unix)]
+    #[test]
+    fn what_is_meant_to_outlive_its_parent_is_not_checked() {
+        use std::os::unix::process::CommandExt;
+        let folder = scratch("outlives");
+        let told = |hangup: libc::sighandler_t, leads: bool| {
+            let mut command = command("outlives", &folder, &[]);
+            command.env_remove("KIN_EMBED_ORPHAN_CHECK").stdout(Stdio::piped());
+            // SAFETY: between fork and exec only these calls are made, which may be made there.
+            unsafe {
+                command.pre_exec(move || {
+                    libc::signal(libc::SIGHUP, hangup);
+                    if leads && libc::setsid() == -1 {
+                        return Err(std::io::Error::last_os_error());
+                    }
+                    Ok(())
+                })
+            };
+            let output = command.output().unwrap();
+            let text = String::from_utf8(output.stdout).unwrap();
+            let told = text.lines().find_map(|line| line.split_once("orphan check ")).map(|(_, on)| on.to_string());
+            told.unwrap_or_else(|| panic!("{text}"))
+        };
+        assert_eq!(told(libc::SIG_IGN, false), "false", "under nohup");
+        assert_eq!(told(libc::SIG_DFL, true), "false", "under setsid");
+        assert_eq!(told(libc::SIG_DFL, false), "true");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
     fn a_hook_that_hangs_does_not_keep_the_process() {
         let (code, flushed, stderr) = play("hanging-hook", &[("KIN_EMBED_MIN_RATE", "1")]);
         assert_eq!(code, Some(EXIT_CODE), "{stderr}");
@@ -216,31 +295,30 @@ mod processes {
         std::fs::remove_dir_all(&folder).unwrap();
     }
 
-    /// The child of a shell that starts it and goes.
+    /// The child of a shell that starts it and goes, whether it goes before or after the watch begins.
     #[cfg(unix)]
     #[test]
     fn an_orphan_is_ended() {
-        let folder = scratch("orphan");
-        let part = command("diligent", &folder, &[]);
-        let mut shell = Command::new("sh");
-        shell.args(["-c", "\"$0\" --exact child --nocapture --test-threads=1 2>\"$1\" & sleep 2"]);
-        shell.arg(part.get_program()).arg(folder.join("stderr"));
-        shell.envs(part.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        shell.env("KIN_EMBED_ORPHAN_CHECK", "on").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        assert!(shell.status().unwrap().success());
-        let flushed = folder.join("flushed");
-        for _ in 0..6000 {
-            std::thread::sleep(Duration::from_millis(20));
-            if flushed.is_file() {
-                break;
-            }
+        for name in ["diligent", "late-watch"] {
+            let folder = scratch(&format!("orphan-{name}"));
+            let part = command(name, &folder, &[]);
+            // Whoever has this pipe's other end lives: the shell, and the orphan after it.
+            let (mut alive, end) = std::io::pipe().unwrap();
+            let mut shell = Command::new("sh");
+            shell.args(["-c", "\"$0\" --exact child --ignored --nocapture --test-threads=1 2>\"$1\" & sleep 2"]);
+            shell.arg(part.get_program()).arg(folder.join("stderr"));
+            shell.envs(part.get_envs().filter_map(|(name, value)| Some((name, value?))));
+            shell.env("KIN_EMBED_ORPHAN_CHECK", "on").stdin(Stdio::null()).stdout(end).stderr(Stdio::null());
+            assert!(shell.status().unwrap().success());
+            drop(shell);
+            let (ended, end_of_orphan) = std::sync::mpsc::channel();
+            std::thread::spawn(move || ended.send(std::io::copy(&mut alive, &mut std::io::sink()).map(drop)));
+            let end = end_of_orphan.recv_timeout(Duration::from_secs(120));
+            end.unwrap_or_else(|_| panic!("{name}: the orphan lives")).unwrap();
+            let report = std::fs::read_to_string(folder.join("flushed")).unwrap();
+            assert!(report.contains("the process that started it is gone"), "{report}");
+            std::fs::remove_dir_all(&folder).unwrap();
         }
-        std::thread::sleep(Duration::from_millis(100));
-        let report = std::fs::read_to_string(&flushed).unwrap();
-        assert!(report.contains("the process that started it is gone"), "{report}");
-        // The hard exit comes within the grace: the stderr file stops being open, so that the folder can go.
-        std::thread::sleep(Duration::from_secs(1));
-        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     /// Stopped for longer than the floor's window and the wall cap, a process goes on where it was.

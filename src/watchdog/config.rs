@@ -24,11 +24,15 @@ pub struct EmbedConfig {
     pub exit_grace: Duration,
     /// Time between two looks.
     pub interval: Duration,
+    /// Whether the report goes to stderr; who tells it in another way than in lines of text does so in the hook.
+    pub report_to_stderr: bool,
 }
 
 impl EmbedConfig {
     /// Fewer than 6 units persisted in 10 minutes, a day passed, or the parent gone.
     pub fn production() -> Self {
+        // Whoever starts the watch later may have loaded a model before, and lost its parent meanwhile.
+        super::parent::first_seen();
         Self {
             enabled: true,
             orphan_check: !super::parent::meant_to_outlive(),
@@ -38,6 +42,7 @@ impl EmbedConfig {
             floor_grace: Duration::from_secs(120),
             exit_grace: Duration::from_secs(10),
             interval: Duration::from_millis(500),
+            report_to_stderr: true,
         }
     }
 

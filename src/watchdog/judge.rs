@@ -78,7 +78,9 @@ impl Judge {
     pub fn look(&mut self, look: Look) -> Option<Trip> {
         let passed = look.now.saturating_sub(self.last);
         self.last = look.now;
-        self.elapsed += if passed > self.config.interval * 2 { self.config.interval } else { passed };
+        let interval = self.config.interval;
+        let counted = if passed > interval.saturating_mul(2) { interval } else { passed };
+        self.elapsed = self.elapsed.saturating_add(counted);
         if self.history.back().is_none_or(|(_, before)| look.persisted > *before) {
             self.progressed = self.elapsed;
         }
@@ -102,7 +104,8 @@ impl Judge {
         if let Some(max) = config.max.filter(|max| self.elapsed > *max) {
             return Some(Trip::TooLong { max });
         }
-        let judged = self.elapsed >= config.floor_grace + config.floor_window;
+        let from = config.floor_grace.checked_add(config.floor_window);
+        let judged = from.is_some_and(|from| self.elapsed >= from);
         let rate = self.rate();
         let slow = config.min_rate > 0.0 && judged && rate < config.min_rate;
         slow.then_some(Trip::TooSlow { rate, min_rate: config.min_rate, window: config.floor_window })
@@ -180,6 +183,18 @@ mod tests {
         assert_eq!(judge_asleep.look(look(10_800, 0)), None);
         assert_eq!(judge_asleep.elapsed(), Duration::from_secs(10));
         assert_eq!(first_trip(&mut judge_asleep, 10_801..10_900, |_| 0).unwrap().0, 10_805);
+    }
+
+    /// Times that are longer than any run ask for nothing.
+    #[test]
+    fn the_longest_times_are_never_reached() {
+        let long = Duration::MAX;
+        let config = EmbedConfig { floor_window: long, floor_grace: long, interval: long, max: Some(long), ..config() };
+        let mut judge = Judge::new(config, Duration::ZERO, 0);
+        assert_eq!(first_trip(&mut judge, 1..50, |_| 0), None);
+        assert_eq!(judge.look(Look { now: long, persisted: 0, orphaned: false }), None);
+        assert_eq!(judge.look(Look { now: long, persisted: 0, orphaned: false }), None);
+        assert_eq!(judge.elapsed(), long);
     }
 
     #[test]

@@ -56,15 +56,18 @@ type Hook = Box<dyn FnOnce(&Report) + Send>;
 
 impl EmbedWatchdog {
     /// Begins run 1 and watches it. `on_trip` is called once, on a trip, to flush what can be kept; it has
-    /// [`exit_grace`](EmbedConfig::exit_grace) for it. The report goes to stderr too. Where the configuration is
+    /// [`exit_grace`](EmbedConfig::exit_grace) for it, and so has the report on its way to stderr
+    /// ([`report_to_stderr`](EmbedConfig::report_to_stderr)): neither waits for the other. Where the configuration is
     /// disabled there is no thread, and runs only count.
+    ///
+    /// The parent whose end counts is the one that this process had when its first configuration was made.
     pub fn start(config: EmbedConfig, on_trip: impl FnOnce(&Report) + Send + 'static) -> Self {
         let current = Arc::new(Mutex::new(Run::with_id(1)));
         let (alive, ended) = channel();
         let mut watchdog = Self { current: Arc::clone(&current), alive: Some(alive), thread: None };
         if config.enabled {
-            let parent = Parent::current();
-            let watch = move || watch(&config, &current, &parent, &ended, Box::new(on_trip));
+            let parent = parent::first_seen();
+            let watch = move || watch(&config, &current, parent, &ended, Box::new(on_trip));
             match std::thread::Builder::new().name("embed-watchdog".to_string()).spawn(watch) {
                 Ok(thread) => watchdog.thread = Some(thread),
                 Err(e) => tracing::warn!("no thread for the watchdog, nothing is watched: {e}"),
@@ -147,20 +150,28 @@ fn report(trip: Trip, run: &Run, judge: &Judge) -> Report {
 /// Cancels the run, tells, flushes, and ends the process unless the watch was stopped in time.
 fn end(config: &EmbedConfig, run: &Run, report: Report, ended: &Receiver<()>, hook: Hook) {
     run.cancel();
-    let deadline = Instant::now() + config.exit_grace;
-    // That nobody listens is no reason to stay.
-    let _ = writeln!(std::io::stderr(), "{report}");
-    let (done, hooked) = channel::<()>();
-    let flush = std::thread::Builder::new().name("embed-watchdog-flush".to_string()).spawn(move || {
-        hook(&report);
-        drop(done);
-    });
-    if flush.is_ok() {
-        // A hook that hangs is left behind.
-        let _ = hooked.recv_timeout(config.exit_grace);
+    let start = Instant::now();
+    let left = || config.exit_grace.saturating_sub(start.elapsed());
+    let (done, all_done) = channel::<()>();
+    // A hook that hangs, or a full pipe that nobody reads, is left behind.
+    let beside = |name: &str, act: Box<dyn FnOnce() + Send>| {
+        let done = done.clone();
+        let act = move || {
+            act();
+            drop(done);
+        };
+        // Without a thread it is not done: nothing may keep the watch from its end.
+        let _ = std::thread::Builder::new().name(name.to_string()).spawn(act);
+    };
+    if config.report_to_stderr {
+        let text = report.to_string();
+        // That nobody listens is no reason to stay.
+        beside("embed-watchdog-report", Box::new(move || drop(writeln!(std::io::stderr(), "{text}"))));
     }
-    let left = deadline.saturating_duration_since(Instant::now());
-    if ended.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
+    beside("embed-watchdog-flush", Box::new(move || hook(&report)));
+    drop(done);
+    let _ = all_done.recv_timeout(left());
+    if ended.recv_timeout(left()) == Err(RecvTimeoutError::Timeout) {
         std::process::exit(EXIT_CODE);
     }
 }

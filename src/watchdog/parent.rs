@@ -1,5 +1,13 @@
 //! Whether the process that started this one is still there.
 
+use std::sync::OnceLock;
+
+/// The process that started this one, as it was when this was first asked.
+pub(super) fn first_seen() -> &'static Parent {
+    static FIRST: OnceLock<Parent> = OnceLock::new();
+    FIRST.get_or_init(Parent::current)
+}
+
 /// The process that started this one.
 pub(super) struct Parent {
     #[cfg(unix)]
@@ -11,7 +19,7 @@ pub(super) struct Parent {
 #[cfg(unix)]
 impl Parent {
     /// Who it is now.
-    pub fn current() -> Self {
+    fn current() -> Self {
         Self { id: std::os::unix::process::parent_id() }
     }
 
@@ -24,7 +32,7 @@ impl Parent {
 #[cfg(windows)]
 impl Parent {
     /// Who it is now.
-    pub fn current() -> Self {
+    fn current() -> Self {
         Self { process: windows::parent() }
     }
 
@@ -37,7 +45,7 @@ impl Parent {
 #[cfg(not(any(unix, windows)))]
 impl Parent {
     /// Unknown here.
-    pub fn current() -> Self {
+    fn current() -> Self {
         Self {}
     }
 
@@ -49,23 +57,31 @@ impl Parent {
 
 /// Whether this process was started to outlive its parent: it ignores hang-ups (`nohup`), or leads a session of its own
 /// (`setsid`, services).
+#[cfg(unix)]
 pub(super) fn meant_to_outlive() -> bool {
-    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    ignores_hangup(&read("/proc/self/status")) || leads_session(&read("/proc/self/stat"))
+    ignores_hangup() || leads_session()
 }
 
-/// Whether `SigIgn` of a /proc status has the bit of SIGHUP, which is signal 1.
-fn ignores_hangup(status: &str) -> bool {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|m| u64::from_str_radix(m.trim(), 16).ok()).is_some_and(|m| m & 1 == 1)
+/// Whether this process was started to outlive its parent; other systems than Unix have no sign of it.
+#[cfg(not(unix))]
+pub(super) fn meant_to_outlive() -> bool {
+    false
 }
 
-/// Whether the session of a /proc stat is the process's own: fields 1 and 6, where field 2, a name in brackets, may hold
-/// anything.
-fn leads_session(stat: &str) -> bool {
-    let Some((id, rest)) = stat.split_once(' ') else { return false };
-    let after_name = rest.rsplit_once(')').map_or("", |(_, after)| after);
-    after_name.split_whitespace().nth(3).is_some_and(|session| session == id)
+#[cfg(unix)]
+fn ignores_hangup() -> bool {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: without a new action nothing is changed; the present one is written to `action`, which is a whole
+    // structure, valid when zeroed.
+    let (failed, action) =
+        unsafe { (libc::sigaction(libc::SIGHUP, std::ptr::null(), action.as_mut_ptr()), action.assume_init()) };
+    failed == 0 && action.sa_sigaction == libc::SIG_IGN
+}
+
+#[cfg(unix)]
+fn leads_session() -> bool {
+    // SAFETY: neither call takes memory; 0 is this process.
+    unsafe { libc::getsid(0) == libc::getpid() }
 }
 
 #[cfg(windows)]
@@ -79,8 +95,10 @@ mod windows {
     /// A handle that keeps the process's number from being used again.
     pub struct Process(HANDLE);
 
-    // SAFETY: a process handle may be used from any thread.
+    // SAFETY: a process handle may be used from any thread, and by several at once.
     unsafe impl Send for Process {}
+    // SAFETY: as above.
+    unsafe impl Sync for Process {}
 
     impl Process {
         pub fn has_ended(&self) -> bool {
@@ -131,26 +149,14 @@ mod tests {
 
     #[test]
     fn the_parent_of_a_test_is_there() {
-        assert!(!Parent::current().is_gone());
+        assert!(!first_seen().is_gone());
     }
 
+    #[cfg(unix)]
     #[test]
-    fn hangup_is_signal_one() {
-        assert!(ignores_hangup("Name:\tx\nSigIgn:\t0000000000000001\n"));
-        assert!(ignores_hangup("SigIgn:\t0000000001001001\n"));
-        assert!(!ignores_hangup("SigIgn:\t0000000000001000\n"));
-        for nonsense in ["", "SigIgn:", "SigIgn:\tzz", "SigBlk:\t0000000000000001"] {
-            assert!(!ignores_hangup(nonsense), "{nonsense:?}");
-        }
-    }
-
-    #[test]
-    fn a_session_is_led_by_the_process_of_its_number() {
-        assert!(leads_session("812 (kin-infer) S 1 812 812 0 -1"));
-        assert!(!leads_session("812 (kin-infer) S 700 812 700 0 -1"));
-        assert!(leads_session("812 (a ) b (c) S 1 812 812 0"), "a name may hold brackets and spaces");
-        for nonsense in ["", "812", "812 (x", "812 (x) S 1"] {
-            assert!(!leads_session(nonsense), "{nonsense:?}");
-        }
+    fn a_parent_of_another_number_is_gone() {
+        let gone = Parent { id: std::process::id() };
+        assert!(gone.is_gone());
+        assert!(!Parent { id: 1 }.is_gone(), "a child of process 1 has none to lose");
     }
 }
