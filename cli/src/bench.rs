@@ -89,7 +89,7 @@ enum Format {
 pub fn run(args: &Args) -> Result<Done> {
     let folder = args.model.folder()?;
     let threads = match args.threads.as_slice() {
-        [] => vec![ResourcePlan::from_env()?.embedding.threads.value],
+        [] => vec![ResourcePlan::current()?.embedding.threads.value],
         some => some.iter().map(|n| usize::from(*n)).collect(),
     };
     if args.serve {

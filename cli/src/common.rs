@@ -175,7 +175,7 @@ impl Compute {
 
     /// The plan of this process: the environment's profile, with the threads that were asked for.
     pub fn plan(&self) -> Result<ResourcePlan> {
-        let plan = ResourcePlan::from_env()?;
+        let plan = ResourcePlan::current()?;
         Ok(match self.threads {
             Some(n) => plan.with_threads(n.into()),
             None => plan,

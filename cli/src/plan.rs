@@ -1,9 +1,11 @@
 //! `plan`: what runs take of this machine, and why.
 
+use kin_infer::Precision;
+use kin_infer::gpu::GpuBackend;
 use kin_infer::resource::{ModelMemory, Profile, Resolved, ResourcePlan, bytes_in_words};
 use serde_json::json;
 
-use crate::common::Model;
+use crate::common::{Model, PrecisionArg};
 use crate::failure::{Done, Failure, Result};
 use crate::output::Sink;
 
@@ -16,6 +18,7 @@ activations take from a forward pass that allocates and does not compute.
 Examples:
   kin-infer plan
   kin-infer plan --model models/all-MiniLM-L6-v2
+  kin-infer plan --model models/all-MiniLM-L6-v2 --precision int8
   KIN_RESOURCE_PROFILE=interactive kin-infer plan --json")]
 pub struct Args {
     /// Also say what this model takes of memory, and whether it fits: a folder, a GGUF file, or a hub id that lies in the
@@ -28,6 +31,8 @@ pub struct Args {
     /// Threads that compute, in place of the plan's
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
+    #[command(flatten)]
+    precision: PrecisionArg,
     /// Print one JSON object instead of lines
     #[arg(long)]
     json: bool,
@@ -46,7 +51,10 @@ pub fn run(args: &Args) -> Result<Done> {
         None => None,
         Some(model) => {
             let folder = Model { model: model.clone() }.folder()?;
-            let (memory, fitted) = ModelMemory::of(&folder, &plan)?;
+            if args.precision.get() == Precision::Int8 {
+                plan.embedding = plan.embedding.on(GpuBackend::Cpu);
+            }
+            let (memory, fitted) = ModelMemory::of(&folder, &plan, args.precision.get())?;
             plan = fitted;
             Some(memory)
         }
@@ -112,7 +120,9 @@ fn plan_lines(plan: &ResourcePlan) -> Vec<Line> {
         resolved("memory of activations", &e.activation_bytes, |room| bytes(*room)),
         resolved("out of memory: one by one", &e.oom_retry, yes),
         resolved("not finite", &e.nonfinite_policy, |_| "the text fails".to_string()),
-        resolved("kernels", &e.kernels, |k| format!("{}, {} for blocks, exact", k.floats, k.integers)),
+        resolved("kernels", &e.kernels, |k| {
+            format!("{}, {} for blocks, {}", k.floats, k.integers, if k.exact { "exact" } else { "not exact" })
+        }),
         resolved("watchdog", &w.enabled, yes),
         resolved("end without a parent", &w.orphan_check, yes),
         resolved("end after", &w.max_secs, |s| s.map_or("never".to_string(), |s| seconds(&s))),

@@ -57,6 +57,13 @@ fn a_models_memory_is_told_without_loading_it() {
     assert_eq!(memory("fits"), Value::Bool(true));
     let parts = ["process", "matrices", "vectors", "tables", "activations", "scratch"].map(bytes);
     assert!(bytes("peak") >= parts.iter().sum::<u64>() && bytes("peak") < parts.iter().sum::<u64>() + (8 << 20));
+    // A byte a value, and a scale and a sum a column, in place of four.
+    let int8 = plan(&["--model", &model, "--precision", "int8"]);
+    let int8_matrices = int8["model"]["matrices"]["value"].as_u64().unwrap();
+    let loaded = kin_infer::Embedder::load_with_precision(model.as_ref(), kin_infer::Precision::Int8).unwrap();
+    let (packed, exact) = (loaded.model().weight_bytes() as u64, bytes("matrices"));
+    assert!((packed..=packed + packed / 8).contains(&int8_matrices), "{int8_matrices} of {packed}");
+    assert!(int8_matrices < exact / 2, "{int8_matrices} of {exact}");
     let text = run(&["plan", "--model", &model]).expect(0).stdout;
     assert!(text.lines().any(|l| l.starts_with("model: fits\tyes\t")), "{text}");
 

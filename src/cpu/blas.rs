@@ -142,7 +142,7 @@ pub(super) mod tests {
         }
     }
 
-    static WIDE: Blas = Blas { name: "wide", sgemm: wide };
+    pub(in crate::cpu) static WIDE: Blas = Blas { name: "wide", sgemm: wide };
 
     #[test]
     fn the_environment_pins_the_deterministic_kernels() {

@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::attention;
 use super::memory::{buffer_bytes, class, resident, with_slack};
-use super::packed::PackedMatrix;
+use super::packed::{PackedMatrix, Packing};
 use super::simd::PANEL;
 use crate::error::Result;
 use crate::gpu::{
     Activation, AttentionShape, Buffer, Columns, Epilogue, GpuBackend, GpuCompute, GpuDeviceInfo, IndexBuffer, KvStore,
-    Norm, PoolingMode, Rope, ScoreBias, Segments, Slices, StoredAttention, Table, Weight,
+    Norm, PoolingMode, Precision, Rope, ScoreBias, Segments, Slices, StoredAttention, Table, Weight,
 };
 use crate::weights::Tensor;
 
@@ -32,7 +32,7 @@ pub(crate) struct Account {
     pub loading: usize,
     /// The most that activations take at once, what is kept for reuse included.
     pub activations: usize,
-    /// What one thread takes beside.
+    /// The most that one thread takes beside: for attention, and for rows that are quantised.
     pub scratch: usize,
 }
 
@@ -139,14 +139,24 @@ impl GpuCompute for Footprint {
         Ok(())
     }
 
+    fn is_exact(&self) -> bool {
+        self.real.is_exact()
+    }
+
     fn prepare_weight(&self, parts: &[Tensor]) -> Result<Weight> {
+        self.prepare_weight_as(parts, Precision::Exact)
+    }
+
+    fn prepare_weight_as(&self, parts: &[Tensor], precision: Precision) -> Result<Weight> {
         let (n, k) = (parts.iter().map(|t| t.shape()[0]).sum(), parts[0].shape()[1]);
-        let buffers = PackedMatrix::planned_bytes(parts)?;
+        // On the CPU, what is not exact is a BLAS.
+        let packing = Packing::of(parts, precision, !self.is_exact())?;
+        let buffers = packing.bytes(n, k);
         let files = parts.iter().map(|t| t.bytes().len()).sum();
         let mut account = self.lock();
         account.matrices += buffers.iter().map(|bytes| resident(*bytes, *bytes)).sum::<usize>();
         account.loading = account.loading.max(files);
-        Ok(Weight::new(n, k, buffers.iter().sum(), ()))
+        Ok(Weight::new(n, k, buffers.iter().sum(), packing))
     }
 
     fn prepare_table(&self, tensor: &Tensor) -> Result<Table> {
@@ -155,13 +165,10 @@ impl GpuCompute for Footprint {
     }
 
     fn matmul(&self, _: &Buffer, rows: usize, weight: &Weight, _: Epilogue, _: &mut Buffer) -> Result<()> {
-        // A matrix that was not packed is one of a model that was not loaded: its kind is told by its bytes.
-        let quantised = match weight.storage::<PackedMatrix>() {
-            Ok(packed) => packed.quantised_activation_bytes(rows),
-            Err(_) if weight.bytes() < weight.n() * weight.k() * 2 => rows * weight.k() / 4 * 5,
-            Err(_) => 0,
-        };
-        self.scratch(quantised);
+        // A matrix of this backend's own is of a model that was not loaded.
+        let packing = weight.storage::<Packing>().copied();
+        let packing = packing.or_else(|_| weight.storage::<PackedMatrix>().map(PackedMatrix::packing))?;
+        self.scratch(packing.activation_bytes(rows, weight.k()));
         Ok(())
     }
 
@@ -278,7 +285,7 @@ mod tests {
     use super::*;
     use crate::config::BertConfig;
     use crate::model::BertModel;
-    use crate::{Sequence, weights::Checkpoint};
+    use crate::{LoadOptions, Sequence, weights::Checkpoint};
 
     /// One fixture of each family, by the first part of its name.
     fn one_a_family() -> Vec<std::path::PathBuf> {
@@ -304,7 +311,7 @@ mod tests {
             families += 1;
             let sequence = Sequence::new(vec![1; 20]);
             let footprint = Arc::new(Footprint::over(Arc::new(compute.clone())));
-            model.run_on(footprint.clone(), 20).unwrap();
+            model.run_on(footprint.clone(), &[20]).unwrap();
             let told = locked(&footprint.buffers).most_in_use;
             let pass = || model.observe(&sequence, &mut |_, _| Ok(())).unwrap();
             // The first pass also makes tables of angles, which stay.
@@ -326,19 +333,32 @@ mod tests {
         assert!(wasteful.is_empty(), "the pool is too small for {wasteful:?}");
     }
 
+    /// In every precision, and for a BLAS; and so does what is quantised of the rows that they multiply.
     #[test]
     fn matrices_take_what_they_are_planned_to() {
+        let exact = || CpuCompute::with_kernels(crate::cpu::available()[0]);
+        let near = || exact().with_blas(Some(&crate::cpu::blas::tests::WIDE));
+        let mut compared = 0;
         for folder in one_a_family() {
             let config = BertConfig::from_folder(&folder).unwrap();
-            let footprint = Arc::new(Footprint::over(Arc::new(CpuCompute::new().unwrap())));
-            let (Ok(dry), Ok(real)) = (
-                BertModel::load_with_compute(&folder, config.clone(), footprint),
-                BertModel::load_with_compute(&folder, config, Arc::new(CpuCompute::new().unwrap())),
-            ) else {
-                continue;
+            let load = |compute: Arc<dyn GpuCompute>, precision| {
+                let options = LoadOptions { precision, ..LoadOptions::default() };
+                BertModel::load_with_options(&folder, config.clone(), compute, options)
             };
-            assert_eq!(dry.weight_bytes(), real.weight_bytes(), "{}", folder.display());
+            let cases = [(exact(), Precision::Exact), (exact(), Precision::Int8), (near(), Precision::Exact)];
+            for (compute, precision) in cases {
+                let footprint = Arc::new(Footprint::over(Arc::new(compute.clone())));
+                let (Ok(dry), Ok(real)) = (load(footprint.clone(), precision), load(Arc::new(compute), precision))
+                else {
+                    continue;
+                };
+                assert_eq!(dry.weight_bytes(), real.weight_bytes(), "{} {precision:?}", folder.display());
+                let [of_dry, of_real] = [dry, real].map(|model| model.dry_run(&[20]).unwrap().scratch);
+                assert_eq!(of_dry, of_real, "{} {precision:?}", folder.display());
+                compared += 1;
+            }
         }
+        assert!(compared >= 60, "{compared}");
     }
 
     #[test]

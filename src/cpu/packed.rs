@@ -15,8 +15,8 @@ use super::simd::PANEL;
 use super::table::Kernels;
 use crate::error::{InferError, Result};
 use crate::fork;
-use crate::gpu::Activation;
 use crate::gpu::checks::not_finite;
+use crate::gpu::{Activation, Precision};
 use crate::weights::{Dtype, Tensor};
 
 /// An [n, k] matrix in panels of 16 output columns, `[panel][k][16]`, the last panel padded with zeros. 16-bit
@@ -37,20 +37,68 @@ enum Panels {
     Plain(AlignedBuf<f32>, &'static Blas),
 }
 
+/// How a matrix is packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Packing {
+    F32,
+    Half(Dtype),
+    Quant(QuantKind),
+    Int8,
+    /// Row-major, for a BLAS.
+    Plain,
+}
+
+impl Packing {
+    /// Of tensors [n_i, k] that are stacked. Tensors of one dtype keep it where it is computed with; all others are widened
+    /// to f32, and so are all but quantised ones where a BLAS multiplies.
+    pub fn of(parts: &[Tensor], precision: Precision, blas: bool) -> Result<Self> {
+        let (n, k) = (parts.iter().map(|t| t.shape()[0]).sum::<usize>(), parts[0].shape()[1]);
+        let dtypes = parts.iter().map(Tensor::dtype).collect::<Result<Vec<_>>>()?;
+        let one = dtypes.iter().all(|d| *d == dtypes[0]).then_some(dtypes[0]);
+        Ok(match (precision, one) {
+            (Precision::Int8, _) => Self::Int8,
+            (_, Some(Dtype::Q8_0)) if k > 0 => Self::Quant(QuantKind::Q8),
+            (_, Some(Dtype::Q4_0)) if k > 0 => Self::Quant(QuantKind::Q4),
+            _ if blas && n.max(k) <= i32::MAX as usize => Self::Plain,
+            (_, Some(dtype @ (Dtype::F16 | Dtype::BF16))) => Self::Half(dtype),
+            _ => Self::F32,
+        })
+    }
+
+    /// Bytes of the buffers that an [n, k] matrix is packed into.
+    pub fn bytes(self, n: usize, k: usize) -> Vec<usize> {
+        let panels = n.div_ceil(PANEL);
+        match self {
+            Self::F32 => vec![panels * k * PANEL * 4],
+            Self::Half(_) => vec![panels * k * PANEL * 2],
+            Self::Quant(kind) => {
+                let blocks = panels * (k / QBLOCK);
+                vec![blocks * kind.block_bytes(), blocks * PANEL * 2]
+            }
+            Self::Int8 => vec![panels * int8::padded(k) * PANEL, panels * PANEL * 4, panels * PANEL * 4],
+            Self::Plain => vec![n * k * 4],
+        }
+    }
+
+    /// Bytes that the activations of `rows` rows of `k` values take when they are quantised; 0 where they are not.
+    pub fn activation_bytes(self, rows: usize, k: usize) -> usize {
+        match self {
+            Self::Quant(_) => rows * k / QBLOCK * (QBLOCK + 8),
+            Self::Int8 => rows * (int8::row_stride(k) + 8),
+            Self::F32 | Self::Half(_) | Self::Plain => 0,
+        }
+    }
+}
+
 impl PackedMatrix {
-    /// Stacks tensors [n_i, k]. Tensors of one dtype keep it where it is computed with; all others are widened to f32, and
-    /// so are all but quantised ones where a BLAS multiplies.
+    /// Stacks tensors [n_i, k], packed as [`Packing::of`] says.
     pub fn new(parts: &[Tensor], blas: Option<&'static Blas>) -> Result<Self> {
         let k = parts[0].shape()[1];
         let rows: Vec<(&Tensor, usize)> = parts.iter().flat_map(|t| (0..t.shape()[0]).map(move |r| (t, r))).collect();
-        let dtypes = parts.iter().map(Tensor::dtype).collect::<Result<Vec<_>>>()?;
-        let one = dtypes.iter().all(|d| *d == dtypes[0]).then_some(dtypes[0]);
-        let blas = blas.filter(|_| rows.len().max(k) <= i32::MAX as usize);
-        let data = match (one, blas) {
-            (Some(Dtype::Q8_0), _) if k > 0 => quantised(&rows, k, QuantKind::Q8)?,
-            (Some(Dtype::Q4_0), _) if k > 0 => quantised(&rows, k, QuantKind::Q4)?,
-            (_, Some(blas)) => Panels::Plain(plain(&rows, k)?, blas),
-            (Some(dtype @ (Dtype::F16 | Dtype::BF16)), None) => halves(&rows, k, dtype)?,
+        let data = match (Packing::of(parts, Precision::Exact, blas.is_some())?, blas) {
+            (Packing::Quant(kind), _) => quantised(&rows, k, kind)?,
+            (Packing::Plain, Some(blas)) => Panels::Plain(plain(&rows, k)?, blas),
+            (Packing::Half(dtype), _) => halves(&rows, k, dtype)?,
             _ => {
                 let mut data = AlignedBuf::zeroed(rows.len().div_ceil(PANEL) * k * PANEL, "packed weights")?;
                 pack(&rows, k, &mut data, |t, r, out| {
@@ -94,27 +142,15 @@ impl PackedMatrix {
         Ok(Self { n, k, data: Panels::Int8(Int8Matrix::new(n, k, read)?) })
     }
 
-    /// Bytes of the buffers that [`new`](Self::new) fills for these tensors.
-    pub fn planned_bytes(parts: &[Tensor]) -> Result<Vec<usize>> {
-        let (n, k) = (parts.iter().map(|t| t.shape()[0]).sum::<usize>(), parts[0].shape()[1]);
-        let values = n.div_ceil(PANEL) * k * PANEL;
-        let blocks = n.div_ceil(PANEL) * (k / QBLOCK);
-        let quantised = |kind: QuantKind| vec![blocks * kind.block_bytes(), blocks * PANEL * 2];
-        let dtypes = parts.iter().map(Tensor::dtype).collect::<Result<Vec<_>>>()?;
-        Ok(match dtypes.iter().all(|d| *d == dtypes[0]).then_some(dtypes[0]) {
-            Some(Dtype::F16 | Dtype::BF16) => vec![values * 2],
-            Some(Dtype::Q8_0) => quantised(QuantKind::Q8),
-            Some(Dtype::Q4_0) => quantised(QuantKind::Q4),
-            _ => vec![values * 4],
-        })
-    }
-
-    /// Bytes that the activations of `rows` rows take when they are quantised; 0 where they are not.
-    pub fn quantised_activation_bytes(&self, rows: usize) -> usize {
-        match self.data {
-            Panels::Quant(_) => rows * self.k / QBLOCK * (QBLOCK + 8),
-            Panels::Int8(_) => rows * (int8::row_stride(self.k) + 8),
-            _ => 0,
+    /// How it is packed.
+    pub fn packing(&self) -> Packing {
+        match &self.data {
+            Panels::F32(_) => Packing::F32,
+            Panels::F16(_) => Packing::Half(Dtype::F16),
+            Panels::Bf16(_) => Packing::Half(Dtype::BF16),
+            Panels::Quant(matrix) => Packing::Quant(matrix.kind),
+            Panels::Int8(_) => Packing::Int8,
+            Panels::Plain(..) => Packing::Plain,
         }
     }
 

@@ -139,7 +139,7 @@ impl Embedder {
         Self { text: self.text.with_run(run), ..self }
     }
 
-    /// The same model with other limits of its batches than [`ResourcePlan::from_env`](crate::resource::ResourcePlan)
+    /// The same model with other limits of its batches than [`EmbeddingPlan::current`](crate::resource::EmbeddingPlan)
     /// gave it.
     pub fn with_limits(mut self, limits: BatchLimits) -> Self {
         self.text.model = self.text.model.with_limits(limits);

@@ -21,7 +21,7 @@ use crate::error::{InferError, Result};
 use crate::fork;
 use crate::gpu::{Buffer, GpuBackend, GpuCompute, KvStore, PoolingMode, Precision, create_compute};
 use crate::pooling::{Pooler, Step};
-use crate::resource::{ResourcePlan, process_memory};
+use crate::resource::{EmbeddingPlan, process_memory};
 use crate::watchdog::{Phase, Run};
 use crate::weights::Checkpoint;
 use rayon::prelude::*;
@@ -110,7 +110,7 @@ impl BertModel {
         // A configuration that is refused needs no checkpoint to say so.
         describe(&config)?;
         let _span = tracing::debug_span!("load", folder = %folder.display()).entered();
-        let plan = ResourcePlan::from_env()?.embedding;
+        let plan = EmbeddingPlan::current()?.on(compute.backend());
         let checkpoint = Checkpoint::open(folder)?;
         complete(&mut config, &checkpoint)?;
         let (spec, table) = describe(&config)?;
@@ -137,23 +137,23 @@ impl BertModel {
         Ok(model)
     }
 
-    /// The memory that a forward pass of one sequence takes, from a pass that computes nothing.
-    pub(crate) fn dry_run(&self, tokens: usize) -> Result<Account> {
+    /// The memory that a forward pass of sequences of these lengths takes, from a pass that computes nothing.
+    pub(crate) fn dry_run(&self, lengths: &[usize]) -> Result<Account> {
         let footprint = Arc::new(Footprint::over(Arc::clone(&self.compute)));
-        self.run_on(footprint.clone(), tokens)?;
+        self.run_on(footprint.clone(), lengths)?;
         Ok(footprint.account())
     }
 
-    /// A forward pass of one sequence on another backend, for what it does there.
-    pub(crate) fn run_on(&self, compute: Arc<dyn GpuCompute>, tokens: usize) -> Result<()> {
+    /// A forward pass of sequences of these lengths on another backend, for what it does there.
+    pub(crate) fn run_on(&self, compute: Arc<dyn GpuCompute>, lengths: &[usize]) -> Result<()> {
         let model = Self { compute, run: Run::new(), ..self.clone() };
-        let sequence = Sequence::new(vec![0; tokens]);
-        let pass = || model.hidden(&PackedBatch::new(std::iter::once(&sequence)), None).map(drop);
+        let sequences: Vec<Sequence> = lengths.iter().map(|len| Sequence::new(vec![0; *len])).collect();
+        let pass = || model.hidden(&PackedBatch::new(sequences.iter()), None).map(drop);
         // Nobody's work: it shows no spans.
         tracing::subscriber::with_default(tracing::subscriber::NoSubscriber::new(), pass)
     }
 
-    /// The same model with other limits of its batches than [`ResourcePlan::from_env`] gave it.
+    /// The same model with other limits of its batches than [`EmbeddingPlan::current`] gave it.
     pub fn with_limits(self, limits: BatchLimits) -> Self {
         Self { limits, ..self }
     }
@@ -447,8 +447,8 @@ impl BertModel {
     /// Whether the activations of a batch longer than the limit fit what the plan leaves them.
     fn check_room(&self, tokens: usize) -> Result<()> {
         let Some(room) = self.limits.room.filter(|_| tokens > self.limits.tokens) else { return Ok(()) };
-        let need = self.dry_run(tokens)?;
-        let bytes = need.activations + need.scratch;
+        let need = self.dry_run(&[tokens])?;
+        let bytes = need.activations + need.scratch * rayon::current_num_threads();
         if bytes <= room {
             return Ok(());
         }

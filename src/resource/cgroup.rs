@@ -1,6 +1,7 @@
 //! What control groups allow a process on Linux, versions 1 and 2, from the text of their files.
 //!
-//! A limit holds for a group and all groups below it, so the smallest on the way up to the mount counts.
+//! A limit holds for a group and all groups below it, so the tightest on the way up to the mount counts: of memory the
+//! one that leaves the least.
 #![cfg_attr(not(target_os = "linux"), allow(dead_code))] // other systems have none of these files
 
 use serde::{Deserialize, Serialize};
@@ -15,9 +16,9 @@ pub struct CgroupLimits {
     pub cpu_quota: Option<f64>,
     /// The CPUs it may use.
     pub cpuset: Option<Vec<u32>>,
-    /// Bytes of memory.
+    /// Bytes of memory, of the group whose limit leaves the least.
     pub memory_limit: Option<u64>,
-    /// Bytes that the limited group takes, without file pages that can be dropped.
+    /// Bytes that this group takes, without file pages that can be dropped.
     pub memory_used: Option<u64>,
 }
 
@@ -31,13 +32,14 @@ pub(super) fn limits(read: &Read) -> CgroupLimits {
     let up = |controller: &str| Hierarchy::find(&groups, &mounts, controller).map(|h| h.groups()).unwrap_or_default();
     let (cpu, memory) = (up("cpu"), up("memory"));
     let quotas = cpu.iter().filter_map(|group| quota(read, group));
-    let limited = memory.iter().filter_map(|group| Some((memory_limit(read, group)?, group)));
-    let tightest = limited.min_by_key(|(limit, _)| *limit);
+    // Others in a group above may leave less of a larger limit.
+    let limited = memory.iter().filter_map(|group| Some((memory_limit(read, group)?, memory_used(read, group))));
+    let tightest = limited.min_by_key(|(limit, used)| limit.saturating_sub(used.unwrap_or(0)));
     CgroupLimits {
         cpu_quota: quotas.min_by(f64::total_cmp),
         cpuset: up("cpuset").iter().find_map(|group| cpuset(read, group)),
         memory_limit: tightest.map(|(limit, _)| limit),
-        memory_used: tightest.and_then(|(_, group)| memory_used(read, group)),
+        memory_used: tightest.and_then(|(_, used)| used),
     }
 }
 
@@ -185,6 +187,19 @@ mod tests {
             memory_used: Some(400_000_000),
         };
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn the_memory_that_is_left_counts_and_not_the_limit() {
+        let found = limits_of(&[
+            ("/proc/self/cgroup", "0::/shared/job\n"),
+            V2_MOUNT,
+            ("/sys/fs/cgroup/shared/job/memory.max", "1000000000\n"),
+            ("/sys/fs/cgroup/shared/job/memory.current", "100000000\n"),
+            ("/sys/fs/cgroup/shared/memory.max", "4000000000\n"),
+            ("/sys/fs/cgroup/shared/memory.current", "3900000000\n"),
+        ]);
+        assert_eq!((found.memory_limit, found.memory_used), (Some(4_000_000_000), Some(3_900_000_000)));
     }
 
     #[test]

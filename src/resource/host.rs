@@ -6,7 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Resolved;
 use super::cgroup::{CgroupLimits, Read, cpu_list};
+use crate::cpu::CpuCompute;
 use crate::error::Result;
+use crate::gpu::GpuCompute;
 
 /// The CPUs of the machine, and what of them this process may use.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -15,6 +17,10 @@ pub struct HostInfo {
     pub isa: Resolved<String>,
     /// The instruction set of the integer kernels, for quantised weights.
     pub integer_isa: String,
+    /// What multiplies matrices: `pure-rust`, or a library.
+    pub products: String,
+    /// Whether the CPU's results are the bits that docs/numerics.md states.
+    pub exact: bool,
     /// CPUs of the machine, as the system schedules them.
     pub logical_cores: usize,
     /// Those this process may run on.
@@ -52,15 +58,29 @@ pub fn detect_host() -> Result<HostInfo> {
         Some(_) => "pinned by KIN_INFER_CPU_ISA",
         None => "the widest this CPU and build have",
     };
-    let isa = Resolved::new(kernels.name().to_string(), reason).from("widest", best);
+    let kernels = Kernels {
+        isa: Resolved::new(kernels.name().to_string(), reason).from("widest", best),
+        integers: crate::cpu::quant_for(kernels).name().to_string(),
+        products: crate::cpu::products()?.to_string(),
+        exact: CpuCompute::new()?.is_exact(),
+    };
     let (cores, cgroup) = detect_cores();
-    Ok(host_info(isa, crate::cpu::quant_for(kernels).name(), cores, cgroup))
+    Ok(host_info(kernels, cores, cgroup))
+}
+
+/// What computes on the CPU.
+pub(super) struct Kernels {
+    pub isa: Resolved<String>,
+    pub integers: String,
+    pub products: String,
+    pub exact: bool,
 }
 
 #[cfg(target_os = "linux")]
 fn detect_cores() -> (Cores, CgroupLimits) {
     let read = |path: &str| std::fs::read_to_string(path).ok();
-    (cores(&read, usable()), super::cgroup::limits(&read))
+    let cgroup = super::cgroup::limits(&read);
+    (cores(&read, usable(), cgroup.cpuset.as_deref()), cgroup)
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -74,7 +94,7 @@ fn usable() -> usize {
 }
 
 /// What the facts come to.
-pub(super) fn host_info(isa: Resolved<String>, integers: &str, cores: Cores, cgroup: CgroupLimits) -> HostInfo {
+pub(super) fn host_info(kernels: Kernels, cores: Cores, cgroup: CgroupLimits) -> HostInfo {
     let (fast, why) = match cores.performance {
         Some(fast) => (fast, "one a performance core: slower cores would keep the others waiting"),
         None => (cores.physical, "one a physical core: threads of one core share its arithmetic"),
@@ -92,8 +112,10 @@ pub(super) fn host_info(isa: Resolved<String>, integers: &str, cores: Cores, cgr
         threads = threads.from("cpu_quota", quota);
     }
     HostInfo {
-        isa,
-        integer_isa: integers.to_string(),
+        isa: kernels.isa,
+        integer_isa: kernels.integers,
+        products: kernels.products,
+        exact: kernels.exact,
         logical_cores: cores.logical,
         allowed_cores: cores.allowed,
         physical_cores: cores.physical,
@@ -104,20 +126,17 @@ pub(super) fn host_info(isa: Resolved<String>, integers: &str, cores: Cores, cgr
     }
 }
 
-/// The CPUs of a Linux machine, from /proc and /sys; `usable` where these say nothing.
+/// The CPUs of a Linux machine, from /proc and /sys, and of them those of the control group; `usable` where nothing is
+/// said.
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
-pub(super) fn cores(read: &Read, usable: usize) -> Cores {
+pub(super) fn cores(read: &Read, usable: usize, cpuset: Option<&[u32]>) -> Cores {
     let list = |path: &str| read(path).and_then(|text| cpu_list(&text)).filter(|cpus| !cpus.is_empty());
     let online = list("/sys/devices/system/cpu/online");
     let logical = online.as_ref().map(Vec::len).or_else(|| processors(&read("/proc/cpuinfo")?)).unwrap_or(usable);
     let may = read("/proc/self/status").and_then(|status| allowed(&status));
-    let cpus = match (may, online) {
-        (Some(mut may), Some(online)) => {
-            may.retain(|cpu| online.binary_search(cpu).is_ok());
-            may
-        }
-        (may, online) => may.or(online).unwrap_or_default(),
-    };
+    let lists = [may.as_deref(), online.as_deref(), cpuset].into_iter().flatten();
+    let common = |all: Vec<u32>, list: &[u32]| all.into_iter().filter(|cpu| list.contains(cpu)).collect();
+    let cpus = lists.map(<[u32]>::to_vec).reduce(|all, list| common(all, &list)).unwrap_or_default();
     if cpus.is_empty() {
         return Cores { logical, allowed: usable, physical: usable, performance: None, efficiency: None };
     }
@@ -172,7 +191,16 @@ mod tests {
     use super::*;
 
     fn cores_of(files: &[(String, &str)]) -> Cores {
-        cores(&|path| files.iter().find(|(name, _)| name == path).map(|(_, text)| text.to_string()), 5)
+        cores_within(files, None)
+    }
+
+    fn cores_within(files: &[(String, &str)], cpuset: Option<&[u32]>) -> Cores {
+        cores(&|path| files.iter().find(|(name, _)| name == path).map(|(_, text)| text.to_string()), 5, cpuset)
+    }
+
+    fn kernels() -> Kernels {
+        let (isa, name) = (Resolved::new("avx2".to_string(), ""), || "avx2".to_string());
+        Kernels { isa, integers: name(), products: name(), exact: true }
     }
 
     fn file(path: &str, text: &'static str) -> (String, &'static str) {
@@ -192,6 +220,10 @@ mod tests {
         files.extend([sibling(0, "0,4"), sibling(1, "1,5"), sibling(2, "2,6"), sibling(4, "0,4")]);
         let expected = Cores { logical: 8, allowed: 4, physical: 3, performance: None, efficiency: None };
         assert_eq!(cores_of(&files), expected);
+        let expected = Cores { allowed: 2, physical: 1, ..expected };
+        assert_eq!(cores_within(&files, Some(&[0, 4, 5])), expected, "no more than the control group has");
+        assert_eq!(cores_within(&files[..1], Some(&[6, 7, 8])).allowed, 2);
+        assert_eq!(cores_within(&[], Some(&[0, 3])).allowed, 2, "where only the control group tells");
     }
 
     #[test]
@@ -205,7 +237,7 @@ mod tests {
         files.extend([sibling(4, "4"), sibling(5, "5")]);
         let expected = Cores { logical: 6, allowed: 6, physical: 4, performance: Some(2), efficiency: Some(2) };
         assert_eq!(cores_of(&files), expected);
-        let host = host_info(Resolved::new("avx2".to_string(), ""), "avx2", cores_of(&files), CgroupLimits::default());
+        let host = host_info(kernels(), cores_of(&files), CgroupLimits::default());
         assert_eq!(host.threads.value, 2);
         assert!(host.threads.reason.contains("performance core"), "{}", host.threads);
         // Bound to slow cores, there is one kind.
@@ -247,7 +279,7 @@ mod tests {
         let cores = Cores { logical: 16, allowed: 16, physical: 8, performance: None, efficiency: None };
         let threads = |quota: Option<f64>| {
             let cgroup = CgroupLimits { cpu_quota: quota, ..CgroupLimits::default() };
-            host_info(Resolved::new("avx2".to_string(), ""), "avx2", cores.clone(), cgroup).threads
+            host_info(kernels(), cores.clone(), cgroup).threads
         };
         assert_eq!(threads(None).value, 8);
         assert_eq!(threads(Some(2.9)).value, 2);

@@ -19,6 +19,8 @@ mod host;
 mod memory;
 mod model;
 mod plan;
+#[cfg(any(windows, test))]
+mod processors;
 mod profile;
 mod resolved;
 #[cfg(not(target_os = "linux"))]

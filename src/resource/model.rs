@@ -10,8 +10,8 @@ use crate::arch::{HeadChoice, HeadSpec, ModelSpec};
 use crate::config::BertConfig;
 use crate::cpu::{CpuCompute, Footprint};
 use crate::error::Result;
-use crate::gpu::GpuCompute;
-use crate::model::BertModel;
+use crate::gpu::{GpuCompute, Precision};
+use crate::model::{BertModel, LoadOptions};
 use crate::modules::{ModelFolder, Output, Task};
 use crate::tokenizer::{TextTokenizer, window};
 
@@ -30,7 +30,7 @@ pub struct ModelMemory {
     pub loading: Resolved<u64>,
     /// Buffers of all batches that are computed side by side, or of the longest text, whichever is more.
     pub activations: Resolved<u64>,
-    /// What the threads take beside: keys, values and scores of attention.
+    /// What all threads take beside: keys, values and scores of attention, rows quantised for a product.
     pub scratch: Resolved<u64>,
     /// Keys and values of a token that a decoder goes on from; none of an encoder.
     pub kv_bytes_per_token: Resolved<Option<u64>>,
@@ -53,20 +53,24 @@ fn allowance(plan: &EmbeddingPlan) -> u64 {
 /// A prompt's tokens that a decoder computes at once.
 const PROMPT_PART: usize = 512;
 
-/// Activations and one thread's scratch, of so many tokens.
-pub(crate) struct Need {
-    pub activations: u64,
-    pub scratch: u64,
+/// Activations of a batch, and the scratch of each thread that computes it.
+struct Need {
+    activations: u64,
+    scratch: u64,
 }
 
-/// What one sequence of `tokens` needs in a model's forward pass.
-pub(crate) fn need(model: &BertModel, tokens: usize) -> Result<Need> {
-    let account = model.dry_run(tokens)?;
+/// What a batch of `tokens` needs in a model's forward pass, in texts of at most `longest`.
+fn need(model: &BertModel, tokens: usize, longest: usize) -> Result<Need> {
+    let longest = longest.clamp(1, tokens);
+    let mut lengths = vec![longest; tokens / longest];
+    lengths.extend(Some(tokens % longest).filter(|rest| *rest > 0));
+    let account = model.dry_run(&lengths)?;
     Ok(Need { activations: account.activations as u64, scratch: account.scratch as u64 })
 }
 
 impl EmbeddingPlan {
-    /// The plan with as many batches side by side, and if need be as small ones, as memory allows beside the model's bytes, `fixed`.
+    /// The plan with as many batches side by side, and if need be as small ones, as memory allows beside the model's
+    /// bytes, `fixed`. Each batch has its activations, each thread its scratch, whichever batches it helps.
     pub(crate) fn within_memory(&self, fixed: u64, model: &BertModel) -> Result<Self> {
         /// No batch is made smaller.
         const LEAST: usize = 64;
@@ -75,17 +79,21 @@ impl EmbeddingPlan {
         let (room, mut tokens) = (cap.saturating_sub(fixed), self.max_batch_tokens.value);
         let reason = "what the model leaves of the run's memory";
         plan.activation_bytes = Resolved::new(Some(room), reason).from("memory_bytes", cap).from("model_bytes", fixed);
-        let (fitting, batch) = loop {
-            let need = need(model, tokens)?;
-            let batch = (need.activations + need.scratch).max(1);
-            if room >= batch || tokens <= LEAST {
-                break (usize::try_from(room / batch).unwrap_or(usize::MAX).max(1), batch);
+        let (fitting, batch, scratch) = loop {
+            let Need { activations, scratch } = need(model, tokens, model.spec().max_tokens)?;
+            let (batch, scratch) = (activations.max(1), scratch * self.threads.value as u64);
+            let left = room.saturating_sub(scratch);
+            if left >= batch || tokens <= LEAST {
+                break (usize::try_from(left / batch).unwrap_or(usize::MAX).max(1), batch, scratch);
             }
             tokens /= 2;
         };
         let because = |value: usize| {
-            let reason = "what memory allows beside the model";
-            Resolved::new(value, reason).from("memory_bytes", cap).from("model_bytes", fixed).from("batch_bytes", batch)
+            Resolved::new(value, "what memory allows beside the model")
+                .from("memory_bytes", cap)
+                .from("model_bytes", fixed)
+                .from("batch_bytes", batch)
+                .from("scratch_bytes", scratch)
         };
         if tokens < self.max_batch_tokens.value {
             plan.max_batch_tokens = because(tokens);
@@ -99,12 +107,12 @@ impl EmbeddingPlan {
 }
 
 impl ModelMemory {
-    /// What the model in a folder takes when it is loaded and embeds by `plan`, which comes back as the model's: with
-    /// its longest text, and within memory. The tokenizer is loaded, matrices are not.
+    /// What the model in a folder takes when it is loaded in a precision and embeds by `plan`, which comes back as the
+    /// model's: with its longest text, and within memory. The tokenizer is loaded, matrices are not.
     ///
     /// # Errors
-    /// As [`BertModel::load_with_head`], but for weights that are not finite.
-    pub fn of(folder: &Path, plan: &ResourcePlan) -> Result<(Self, ResourcePlan)> {
+    /// As [`BertModel::load_with_options`], but for weights that are not finite.
+    pub fn of(folder: &Path, plan: &ResourcePlan, precision: Precision) -> Result<(Self, ResourcePlan)> {
         let about = ModelFolder::read(folder)?;
         let dir = &about.transformer_dir;
         let config = BertConfig::from_folder(dir)?;
@@ -117,7 +125,8 @@ impl ModelMemory {
         let (longest, source) = found.map_or((limit, "config.json".to_string()), |w| (w.limit, w.source));
         let footprint = Arc::new(Footprint::over(Arc::new(CpuCompute::new()?)));
         let compute: Arc<dyn GpuCompute> = footprint.clone();
-        let model = BertModel::load_with_head(dir, config, compute, head(&about))?;
+        let options = LoadOptions { head: head(&about), precision };
+        let model = BertModel::load_with_options(dir, config, compute, options)?;
         let loaded = footprint.account();
 
         let mut plan = plan.clone();
@@ -138,11 +147,10 @@ impl ModelMemory {
     ) -> Result<Self> {
         let (tokens, workers) = (plan.max_batch_tokens.value, plan.workers.value.min(plan.threads.value));
         let at_once = if matches!(spec.head, HeadSpec::CausalLm { .. }) { longest.min(PROMPT_PART) } else { longest };
-        let (batch, alone) = (need(model, tokens)?, need(model, at_once)?);
+        let (batch, alone) = (need(model, tokens, at_once)?, need(model, at_once, at_once)?);
         let side_by_side = batch.activations * workers as u64;
         let activations = if at_once > tokens { side_by_side.max(alone.activations) } else { side_by_side };
-        // A full batch may be one text, but no longer one than the window.
-        let scratch = if at_once > tokens { alone.scratch.max(batch.scratch) } else { alone.scratch };
+        let scratch = alone.scratch.max(batch.scratch);
         let threads = plan.threads.value as u64;
         let [matrices, vectors, tables, loading] =
             [loaded.matrices, loaded.vectors, loaded.tables, loaded.loading].map(|bytes| bytes as u64);
@@ -160,7 +168,7 @@ impl ModelMemory {
                 .from("batch_bytes", batch.activations)
                 .from("longest_text", at_once)
                 .from("longest_text_bytes", alone.activations),
-            scratch: Resolved::new(scratch * threads, "keys, values and scores of attention, a thread each")
+            scratch: Resolved::new(scratch * threads, "scores of attention and quantised rows, a thread each")
                 .from("threads", threads)
                 .from("thread_bytes", scratch),
             kv_bytes_per_token: kv_bytes(spec),

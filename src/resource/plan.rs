@@ -1,5 +1,6 @@
 //! [`ResourcePlan`]: how much of the machine a run takes, and why.
 
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -8,7 +9,9 @@ use super::profile::Settings;
 use super::{AcceleratorInfo, HostInfo, HybridMode, MemoryInfo, Profile, Resolved};
 use super::{detect_accelerator, detect_host, detect_memory};
 use crate::batch::BatchLimits;
+use crate::env::{self, Variable};
 use crate::error::Result;
+use crate::gpu::GpuBackend;
 use crate::watchdog::EmbedConfig;
 
 /// The version of a plan's fields; it changes when a field changes its name or meaning.
@@ -73,7 +76,7 @@ pub enum NonFinitePolicy {
 /// The kernels that compute.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelPlan {
-    /// Of floats.
+    /// Of floats: an instruction set, with the library that multiplies matrices where there is one; or an accelerator.
     pub floats: String,
     /// Of quantised blocks.
     pub integers: String,
@@ -104,8 +107,7 @@ impl ResourcePlan {
     /// # Errors
     /// An environment variable with a value that it does not take.
     pub fn detect(profile: Profile) -> Result<Self> {
-        let watchdog = EmbedConfig::from_env_over(profile.watchdog())?;
-        Ok(Self::for_profile(profile, detect_host()?, detect_memory(), detect_accelerator(), &watchdog))
+        Machine::look()?.plan(profile)
     }
 
     /// As [`detect`](Self::detect), of the profile that `KIN_RESOURCE_PROFILE` names.
@@ -116,7 +118,16 @@ impl ResourcePlan {
         Self::detect(Profile::from_env()?)
     }
 
-    /// The plan of a profile on a given machine. The same inputs give the same plan.
+    /// The plan of this process: [`from_env`](Self::from_env) of the machine as it was when this was first asked.
+    ///
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
+    pub fn current() -> Result<Self> {
+        let machine = Machine::first_seen()?;
+        machine.clone().plan(Profile::from_env()?)
+    }
+
+    /// The plan of a profile on a given machine, with a given watchdog. The same inputs give the same plan.
     pub fn for_profile(
         profile: Profile,
         host: HostInfo,
@@ -124,30 +135,82 @@ impl ResourcePlan {
         accelerator: AcceleratorInfo,
         watchdog: &EmbedConfig,
     ) -> Self {
-        let embedding = EmbeddingPlan::new(profile, &host, &memory, &accelerator);
-        let watchdog = WatchdogPlan::new(profile, watchdog);
-        Self { schema_version: SCHEMA_VERSION, profile, host, memory, accelerator, embedding, watchdog }
+        let watchdog = WatchdogPlan::new(profile, watchdog, |_| false);
+        Machine { host, memory, accelerator }.plan_with(profile, watchdog)
     }
 
     /// The same with a given number of threads.
     pub fn with_threads(mut self, threads: usize) -> Self {
         let threads = threads.max(1);
         self.embedding.threads = Resolved::new(threads, "asked for").from("threads", threads);
-        self.embedding.workers = workers(threads, &self.accelerator);
+        self.embedding.workers = workers(threads, self.accelerator.mode.value);
         self
     }
 }
 
+/// What a plan is made of beside what a run is for.
+#[derive(Debug, Clone)]
+struct Machine {
+    host: HostInfo,
+    memory: MemoryInfo,
+    accelerator: AcceleratorInfo,
+}
+
+impl Machine {
+    fn look() -> Result<Self> {
+        Ok(Self { host: detect_host()?, memory: detect_memory(), accelerator: detect_accelerator() })
+    }
+
+    /// As it was when this was first asked.
+    fn first_seen() -> Result<&'static Self> {
+        static FIRST: OnceLock<Machine> = OnceLock::new();
+        if let Some(first) = FIRST.get() {
+            return Ok(first);
+        }
+        let now = Self::look()?;
+        Ok(FIRST.get_or_init(|| now))
+    }
+
+    /// The plan of a profile, with what the environment says of the watchdog.
+    fn plan(self, profile: Profile) -> Result<ResourcePlan> {
+        let config = EmbedConfig::from_env_over(profile.watchdog())?;
+        let watchdog = WatchdogPlan::new(profile, &config, |variable| variable.value().is_some());
+        Ok(self.plan_with(profile, watchdog))
+    }
+
+    fn plan_with(self, profile: Profile, watchdog: WatchdogPlan) -> ResourcePlan {
+        let Self { host, memory, accelerator } = self;
+        let embedding = EmbeddingPlan::new(profile, &host, &memory, &accelerator);
+        ResourcePlan { schema_version: SCHEMA_VERSION, profile, host, memory, accelerator, embedding, watchdog }
+    }
+}
+
 impl EmbeddingPlan {
+    /// How this process embeds: of the profile that the environment names, on the machine as it was when this was first
+    /// asked. What the environment says of the watchdog is not read.
+    ///
+    /// # Errors
+    /// A variable that names no profile, or kernels that this CPU or build lacks.
+    pub fn current() -> Result<Self> {
+        let Machine { host, memory, accelerator } = Machine::first_seen()?;
+        Ok(Self::new(Profile::from_env()?, host, memory, accelerator))
+    }
+
+    /// The same for a model that computes on a given backend, whichever would have been chosen.
+    pub fn on(mut self, backend: GpuBackend) -> Self {
+        let mode = if backend == GpuBackend::Cpu { HybridMode::CpuOnly } else { HybridMode::Accelerator };
+        self.workers = workers(self.threads.value, mode);
+        self
+    }
+
     fn new(profile: Profile, host: &HostInfo, memory: &MemoryInfo, accelerator: &AcceleratorInfo) -> Self {
         let Settings { batch_tokens, window_batches, memory_percent, oom_retry } = profile.settings();
         let of_profile = |reason: &str| format!("{profile}: {reason}");
         let (threads, why) = profile.threads(host.threads.value);
         let cap = memory.rss_cap.value;
-        let kernels = KernelPlan { floats: host.isa.value.clone(), integers: host.integer_isa.clone(), exact: true };
         Self {
             threads: Resolved::new(threads, of_profile(why)).from("host.threads", host.threads.value),
-            workers: workers(threads, accelerator),
+            workers: workers(threads, accelerator.mode.value),
             max_seq_len: Resolved::new(None, "the model's own window"),
             max_batch_tokens: Resolved::new(
                 batch_tokens,
@@ -169,7 +232,7 @@ impl EmbeddingPlan {
             activation_bytes: Resolved::new(None, "no model is loaded"),
             oom_retry: Resolved::new(oom_retry, of_profile("what a batch cannot have, each of its texts alone may")),
             nonfinite_policy: Resolved::new(NonFinitePolicy::FailItem, "one bad text does not cost the others"),
-            kernels: Resolved::new(kernels, "what the host's instruction set is").from("host.isa", &*host.isa.value),
+            kernels: kernels(host, accelerator),
         }
     }
 
@@ -186,8 +249,24 @@ impl EmbeddingPlan {
     }
 }
 
-fn workers(threads: usize, accelerator: &AcceleratorInfo) -> Resolved<usize> {
-    match accelerator.mode.value {
+fn kernels(host: &HostInfo, accelerator: &AcceleratorInfo) -> Resolved<KernelPlan> {
+    let integers = host.integer_isa.clone();
+    let (floats, exact, reason) = match accelerator.mode.value {
+        // The kernels of every GPU are of one source, in the contract's order.
+        HybridMode::Accelerator => (accelerator.device.clone(), true, "the accelerator's, and the host's for blocks"),
+        HybridMode::CpuOnly if host.exact => (host.isa.value.clone(), true, "the host's instruction set"),
+        HybridMode::CpuOnly => (
+            format!("{} and {}", host.isa.value, host.products),
+            false,
+            "a library multiplies matrices, in an order of its own; KIN_INFER_CPU_BACKEND=pure-rust is exact",
+        ),
+    };
+    let kernels = KernelPlan { floats, integers, exact };
+    Resolved::new(kernels, reason).from("host.isa", &*host.isa.value).from("host.products", &*host.products)
+}
+
+fn workers(threads: usize, mode: HybridMode) -> Resolved<usize> {
+    match mode {
         HybridMode::CpuOnly => Resolved::new(threads, "one a thread: whole batches side by side need no joints"),
         HybridMode::Accelerator => Resolved::new(1, "the accelerator runs one batch at a time"),
     }
@@ -195,31 +274,37 @@ fn workers(threads: usize, accelerator: &AcceleratorInfo) -> Resolved<usize> {
 }
 
 impl WatchdogPlan {
-    fn new(profile: Profile, config: &EmbedConfig) -> Self {
-        let usual = profile.watchdog();
-        let reason = |same: bool, variable: &str| match same {
-            true => format!("{profile}: the default"),
-            false => format!("{variable} is set"),
+    /// `is_set` says which variables the configuration has values of.
+    pub(super) fn new(profile: Profile, config: &EmbedConfig, is_set: impl Fn(&Variable) -> bool) -> Self {
+        // A watchdog that is switched on where the profile has none is the usual one.
+        let usual = Some(profile.watchdog()).filter(|usual| usual.enabled).unwrap_or_else(EmbedConfig::production);
+        let reason = |same: bool, variable: &Variable| match (is_set(variable), same) {
+            (true, _) if config.enabled => format!("{} is set", variable.name),
+            _ if !config.enabled => "nothing is watched".to_string(),
+            (_, true) => format!("{profile}: the default"),
+            (_, false) => "as the caller says".to_string(),
         };
         let seconds = |time: Duration| time.as_secs_f64();
-        let resolve = |value: f64, usual: f64, variable| Resolved::new(value, reason(value == usual, variable));
-        let switch = |on: bool, usual: bool, variable| Resolved::new(on, reason(on == usual, variable));
-        let max = Resolved::new(config.max.map(seconds), reason(config.max == usual.max, "KIN_EMBED_MAX_SECS"));
+        let time = |value: Duration, usual: Duration, variable| {
+            Resolved::new(seconds(value), reason(value == usual, variable))
+        };
+        let enabled = match (is_set(&env::EMBED_WATCHDOG), config.enabled == profile.watchdog().enabled) {
+            (true, _) => format!("{} is set", env::EMBED_WATCHDOG.name),
+            (false, true) => format!("{profile}: the default"),
+            (false, false) => "as the caller says".to_string(),
+        };
+        let outlives = !config.orphan_check && !is_set(&env::EMBED_ORPHAN_CHECK) && config.enabled;
+        let orphan = match outlives && usual.orphan_check == config.orphan_check {
+            true => "started to outlive its parent, by nohup or setsid".to_string(),
+            false => reason(config.orphan_check == usual.orphan_check, &env::EMBED_ORPHAN_CHECK),
+        };
         Self {
-            enabled: switch(config.enabled, usual.enabled, "KIN_EMBED_WATCHDOG"),
-            orphan_check: switch(config.orphan_check, usual.orphan_check, "KIN_EMBED_ORPHAN_CHECK"),
-            max_secs: max,
-            min_rate: resolve(config.min_rate, usual.min_rate, "KIN_EMBED_MIN_RATE"),
-            floor_window_secs: resolve(
-                seconds(config.floor_window),
-                seconds(usual.floor_window),
-                "KIN_EMBED_FLOOR_WINDOW_SECS",
-            ),
-            floor_grace_secs: resolve(
-                seconds(config.floor_grace),
-                seconds(usual.floor_grace),
-                "KIN_EMBED_FLOOR_GRACE_SECS",
-            ),
+            enabled: Resolved::new(config.enabled, enabled),
+            orphan_check: Resolved::new(config.orphan_check, orphan),
+            max_secs: Resolved::new(config.max.map(seconds), reason(config.max == usual.max, &env::EMBED_MAX_SECS)),
+            min_rate: Resolved::new(config.min_rate, reason(config.min_rate == usual.min_rate, &env::EMBED_MIN_RATE)),
+            floor_window_secs: time(config.floor_window, usual.floor_window, &env::EMBED_FLOOR_WINDOW_SECS),
+            floor_grace_secs: time(config.floor_grace, usual.floor_grace, &env::EMBED_FLOOR_GRACE_SECS),
         }
     }
 

@@ -50,13 +50,39 @@ mod imp {
 
 #[cfg(windows)]
 mod imp {
+    use super::super::processors;
     use super::{Cores, ProcessMemory};
     use windows_sys::Win32::System::ProcessStatus::{K32GetProcessMemoryInfo, PROCESS_MEMORY_COUNTERS};
-    use windows_sys::Win32::System::SystemInformation::{GlobalMemoryStatusEx, MEMORYSTATUSEX};
-    use windows_sys::Win32::System::Threading::GetCurrentProcess;
+    use windows_sys::Win32::System::SystemInformation::{
+        GetLogicalProcessorInformationEx, GlobalMemoryStatusEx, MEMORYSTATUSEX, RelationProcessorCore,
+    };
+    use windows_sys::Win32::System::Threading::{GetCurrentProcess, GetProcessAffinityMask};
 
     pub fn cores(usable: usize) -> Cores {
-        Cores { logical: usable, allowed: usable, physical: usable, performance: None, efficiency: None }
+        let unknown = Cores { logical: usable, allowed: usable, physical: usable, performance: None, efficiency: None };
+        core_records().and_then(|records| processors::cores(&records, affinity())).unwrap_or(unknown)
+    }
+
+    /// What the system lists of cores.
+    fn core_records() -> Option<Vec<u8>> {
+        let mut len = 0;
+        // SAFETY: without a buffer the call only says how long it has to be.
+        unsafe { GetLogicalProcessorInformationEx(RelationProcessorCore, std::ptr::null_mut(), &mut len) };
+        // Records hold words of eight bytes.
+        let mut words = vec![0u64; (len as usize).div_ceil(8)];
+        // SAFETY: the buffer has at least `len` bytes, aligned as the records are; the call says how many it wrote.
+        let done =
+            unsafe { GetLogicalProcessorInformationEx(RelationProcessorCore, words.as_mut_ptr().cast(), &mut len) };
+        let bytes = words.iter().flat_map(|word| word.to_le_bytes()).take(len as usize);
+        (done != 0).then(|| bytes.collect())
+    }
+
+    /// The processors of its group that this process may run on; 0 where that is not known.
+    fn affinity() -> u64 {
+        let (mut process, mut system) = (0, 0);
+        // SAFETY: both masks are this function's own; the pseudo handle needs no closing.
+        let done = unsafe { GetProcessAffinityMask(GetCurrentProcess(), &mut process, &mut system) };
+        if done != 0 { process as u64 } else { 0 }
     }
 
     pub fn memory() -> (Option<u64>, Option<u64>) {

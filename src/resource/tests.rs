@@ -1,14 +1,17 @@
 //! Plans from given machines.
 
 use super::cgroup::CgroupLimits;
-use super::host::{Cores, host_info};
+use super::host::{Cores, Kernels, host_info};
 use super::memory::memory_info;
 use super::*;
+use crate::gpu::GpuBackend;
 use crate::watchdog::EmbedConfig;
 
 fn machine(cores: usize, gib: u64) -> (HostInfo, MemoryInfo, AcceleratorInfo) {
     let cores = Cores { logical: 2 * cores, allowed: 2 * cores, physical: cores, performance: None, efficiency: None };
-    let host = host_info(Resolved::new("avx2".to_string(), "the widest"), "avx2", cores, CgroupLimits::default());
+    let (isa, integers) = (Resolved::new("avx2".to_string(), "the widest"), "avx2".to_string());
+    let kernels = Kernels { isa, integers, products: "pure-rust".to_string(), exact: true };
+    let host = host_info(kernels, cores, CgroupLimits::default());
     let process = ProcessMemory { resident: Some(0), peak: Some(0) };
     let memory = memory_info(Some(gib << 30), Some(gib << 30), &CgroupLimits::default(), process);
     let mode = Resolved::new(HybridMode::CpuOnly, "no accelerator");
@@ -78,6 +81,26 @@ fn an_accelerator_runs_one_batch_at_a_time() {
     accelerator.mode.value = HybridMode::Accelerator;
     let plan = ResourcePlan::for_profile(Profile::Throughput, host, memory, accelerator, &EmbedConfig::disabled());
     assert_eq!((plan.embedding.threads.value, plan.embedding.workers.value), (8, 1));
+    // What counts is where a model was loaded.
+    let workers = |backend| plan.embedding.clone().on(backend).workers.value;
+    assert_eq!((workers(GpuBackend::Cpu), workers(GpuBackend::Cuda), workers(GpuBackend::Metal)), (8, 1, 1));
+}
+
+#[test]
+fn a_plan_says_whether_results_are_exact() {
+    let kernels = |products: &str, exact, mode| {
+        let (mut host, memory, mut accelerator) = machine(8, 16);
+        (host.products, host.exact, accelerator.mode.value) = (products.to_string(), exact, mode);
+        accelerator.device = "H".to_string();
+        ResourcePlan::for_profile(Profile::Throughput, host, memory, accelerator, &EmbedConfig::disabled())
+            .embedding
+            .kernels
+            .value
+    };
+    let of = |plan: KernelPlan| (plan.floats, plan.exact);
+    assert_eq!(of(kernels("pure-rust", true, HybridMode::CpuOnly)), ("avx2".to_string(), true));
+    assert_eq!(of(kernels("accelerate", false, HybridMode::CpuOnly)), ("avx2 and accelerate".to_string(), false));
+    assert_eq!(of(kernels("accelerate", false, HybridMode::Accelerator)), ("H".to_string(), true));
 }
 
 #[test]
@@ -86,10 +109,33 @@ fn the_watchdogs_plan_is_its_configuration_and_says_what_was_set() {
     let config = EmbedConfig { min_rate: 5.0, max: None, ..Profile::Ci.watchdog() };
     let plan = ResourcePlan::for_profile(Profile::Ci, host, memory, accelerator, &config);
     assert_eq!(plan.watchdog.config(), config);
-    assert_eq!(plan.watchdog.min_rate.reason, "KIN_EMBED_MIN_RATE is set");
-    assert_eq!(plan.watchdog.max_secs.reason, "KIN_EMBED_MAX_SECS is set");
+    assert_eq!(plan.watchdog.min_rate.reason, "as the caller says");
     assert_eq!(plan.watchdog.floor_window_secs.reason, "ci: the default");
     assert!(!Profile::Interactive.watchdog().enabled);
+}
+
+/// A variable is named where it is set, to whatever value, and nowhere else.
+#[test]
+fn reasons_of_the_watchdog_name_what_is_set() {
+    let of = |profile: Profile, config: EmbedConfig, set: &[&str]| {
+        let plan = WatchdogPlan::new(profile, &config, |variable| set.contains(&variable.name));
+        let reasons =
+            [&plan.enabled.reason, &plan.max_secs.reason, &plan.min_rate.reason, &plan.floor_grace_secs.reason];
+        reasons.map(String::clone)
+    };
+    let usual = || Profile::Ci.watchdog();
+    let (set, default) = (|name: &str| format!("{name} is set"), "ci: the default".to_string());
+    let named = of(Profile::Ci, usual(), &["KIN_EMBED_MIN_RATE"]);
+    assert_eq!(named, [default.clone(), default.clone(), set("KIN_EMBED_MIN_RATE"), default.clone()]);
+    let off = of(Profile::Ci, EmbedConfig::disabled(), &["KIN_EMBED_WATCHDOG"]);
+    let nothing = || "nothing is watched".to_string();
+    assert_eq!(off, [set("KIN_EMBED_WATCHDOG"), nothing(), nothing(), nothing()]);
+    let on = of(Profile::Interactive, EmbedConfig::production(), &["KIN_EMBED_WATCHDOG"]);
+    let default = || "interactive: the default".to_string();
+    assert_eq!(on, [set("KIN_EMBED_WATCHDOG"), default(), default(), default()]);
+    let config = EmbedConfig { orphan_check: false, ..usual() };
+    let plan = WatchdogPlan::new(Profile::Ci, &config, |variable| variable.name == "KIN_EMBED_ORPHAN_CHECK");
+    assert_eq!(plan.orphan_check.reason, "KIN_EMBED_ORPHAN_CHECK is set");
 }
 
 #[test]

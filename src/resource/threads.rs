@@ -1,13 +1,13 @@
 //! The process-wide thread pool.
 
-use super::ResourcePlan;
+use super::EmbeddingPlan;
 
-/// Sets up the process-wide thread pool with the threads of the plan that [`ResourcePlan::from_env`] makes; where the
-/// environment is not understood, with as many as there are CPUs. The first call of the process decides; `false` says
+/// Sets up the process-wide thread pool with the threads of [`EmbeddingPlan::current`]; where the environment is not
+/// understood, with as many as there are CPUs. The first call of the process decides; `false` says
 /// that a pool was already there.
 pub fn init_performance_threads() -> bool {
     let usable = || std::thread::available_parallelism().map_or(1, usize::from);
-    init_threads(ResourcePlan::from_env().map_or_else(|_| usable(), |plan| plan.embedding.threads.value))
+    init_threads(EmbeddingPlan::current().map_or_else(|_| usable(), |plan| plan.threads.value))
 }
 
 /// As [`init_performance_threads`], with a given number of threads (at least one).

@@ -48,7 +48,7 @@ impl Int8Matrix {
     /// Quantises `n` rows of `k` finite values, at most [`MAX_K`](Self::MAX_K); `read(i, out)` brings row i.
     pub fn new(n: usize, k: usize, read: impl Fn(usize, &mut [f32]) -> Result<()> + Sync) -> Result<Self> {
         assert!(k <= MAX_K, "int8: rows of {k} values");
-        let (panels, padded) = (n.div_ceil(PANEL), k.next_multiple_of(STEP));
+        let (panels, padded) = (n.div_ceil(PANEL), padded(k));
         let mut data = AlignedBuf::zeroed(panels * padded * PANEL, "packed weights")?;
         let (mut scales, mut sums) = (vec![0.0; panels * PANEL], vec![0; panels * PANEL]);
         if k > 0 {
@@ -120,6 +120,11 @@ thread_local! {
 
 /// Values a task quantises at least.
 const MIN_VALUES: usize = 65_536;
+
+/// Values of a packed column for rows of `k`.
+pub(super) fn padded(k: usize) -> usize {
+    k.next_multiple_of(STEP)
+}
 
 /// Bytes from one quantised row of `k` values to the next: an odd number of cache lines, so that neighbouring rows do not
 /// meet in a cache set.
