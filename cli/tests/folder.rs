@@ -107,3 +107,21 @@ fn a_folder_is_gone_on_with_amid_a_file() {
     }
     assert_eq!(std::fs::read(&output).unwrap(), std::fs::read(&whole).unwrap());
 }
+
+#[test]
+fn functions_are_pieces_where_the_build_finds_them() {
+    let folder = scratch("functions");
+    let text = "use a;\n\n/// One.\nfn one() {\n    a()\n}\nfn two() {\n    b()\n}\n";
+    std::fs::write(folder.join("a.rs"), text).unwrap();
+    std::fs::write(folder.join("b.txt"), text).unwrap();
+    let input = folder.display().to_string();
+    let ran = run(&["embed", "--model", &model(), "--split", "functions", "--input", &input]);
+    if cfg!(feature = "functions") {
+        let ids: Vec<Value> = ran.expect(0).json().iter().map(|r| r["id"].clone()).collect();
+        assert_eq!(ids[..3], ["a.rs:1-1", "a.rs:3-6", "a.rs:7-9"]);
+        assert_eq!(ids[3].as_str().unwrap().split_once(':').unwrap().0, "b.txt");
+    } else {
+        let ran = ran.expect(2);
+        assert!(ran.stderr.contains("kin-infer-cli/functions"), "{}", ran.stderr);
+    }
+}

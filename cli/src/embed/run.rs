@@ -40,6 +40,7 @@ pub fn run(mut args: Args) -> Result<Done> {
     args.check(plan.kind)?;
     let mut layout = Layout { format: args.format(), kind: plan.kind, extras: args.extras(), dimension: 0 };
     layout.check(args.file())?;
+    args.split.map(Split::cuts).transpose()?;
     let locked = lock(&args)?;
     let mut progress = Progress::new(&args.compute, locked.is_none());
     progress.phase("loading the model");
@@ -170,7 +171,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn all(mut self, records: Records, start: Start) -> Result<Done> {
         let total_bytes = start.survey.as_ref().map_or(records.total_bytes, |survey| Some(survey.bytes));
-        let mut pieces = Pieces::new(records, (start.split == Split::Lines).then(|| self.splitter()));
+        let mut pieces = Pieces::new(records, self.splitter(start.split)?);
         self.out.begin(&mut pieces, &start.earlier, total_bytes)?;
         // Of stdin, nobody knows when more comes: that nothing does is no sign of death.
         if start.survey.is_some() {
@@ -193,11 +194,15 @@ impl Run<'_> {
         self.out.finish(self.args.resume || self.args.restart, self.rows.known)
     }
 
-    fn splitter(&self) -> Splitter {
+    fn splitter(&self, split: Split) -> Result<Option<Splitter>> {
+        let cuts = split.cuts()?;
+        if split == Split::None {
+            return Ok(None);
+        }
         let (encoder, request) = (self.rows.encoder.clone(), self.rows.request.clone());
         let window = encoder.window_of(&request).limit;
         let limit = self.args.split_tokens.map_or(window, |n| window.min(n as usize));
-        Splitter { count: Box::new(move |texts| encoder.lengths(texts, &request)), limit }
+        Ok(Some(Splitter { count: Box::new(move |texts| encoder.lengths(texts, &request)), limit, cuts }))
     }
 
     fn windows(&mut self, pieces: &mut Pieces) -> Result<()> {

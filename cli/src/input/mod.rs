@@ -2,6 +2,8 @@
 //! time and cut into pieces in windows, so that memory stays bounded.
 
 mod folder;
+#[cfg(feature = "functions")]
+mod functions;
 mod lines;
 mod split;
 

@@ -18,6 +18,9 @@ const AHEAD: (usize, usize) = (512, 64 << 10);
 pub enum Split {
     /// Into pieces of whole lines, as many as fit the model's window; their ids are ID:FIRST-LAST, lines from 1
     Lines,
+    /// As `lines`, and before and after each function, method and type of source code, whose language the ending of the
+    /// id tells: Rust, Python, JavaScript, TypeScript, Go, Java, C or C++. In builds with the feature `functions`
+    Functions,
     /// Not: a record is one text
     None,
 }
@@ -30,6 +33,28 @@ pub struct Splitter {
     /// Tokens of texts with all that is put around them.
     pub count: Box<Count>,
     pub limit: usize,
+    /// Lines of a record, from 1 and ascending, at which a piece begins.
+    pub cuts: fn(&Item) -> Vec<usize>,
+}
+
+impl Split {
+    /// The lines at which it begins pieces whatever the window.
+    ///
+    /// # Errors
+    /// Of functions in a build that cannot find them.
+    pub fn cuts(self) -> Result<fn(&Item) -> Vec<usize>> {
+        match self {
+            Self::Lines | Self::None => Ok(|_| Vec::new()),
+            #[cfg(feature = "functions")]
+            Self::Functions => Ok(|item| super::functions::cuts(&id_field(&item.id), &item.text)),
+            #[cfg(not(feature = "functions"))]
+            Self::Functions => {
+                let why = "--split functions: this build is without the feature `functions`; build with --features \
+                           kin-infer-cli/functions, or take --split lines";
+                Err(Failure::Usage(why.to_string()))
+            }
+        }
+    }
 }
 
 /// How far a run has come in its input.
@@ -93,11 +118,14 @@ impl Pieces {
     fn begin(&mut self, found: Found) -> Option<Found> {
         self.taken = 0;
         match found {
-            Ok(item) if self.splitter.is_some() => {
-                self.open = Some(OpenRecord::new(item));
-                None
-            }
-            whole => Some(whole),
+            Ok(item) => match &self.splitter {
+                Some(splitter) => {
+                    self.open = Some(OpenRecord::new(item, splitter));
+                    None
+                }
+                None => Some(Ok(item)),
+            },
+            bad => Some(bad),
         }
     }
 
@@ -143,14 +171,17 @@ struct OpenRecord {
     ahead: VecDeque<(std::ops::Range<usize>, usize)>,
     /// Where the lines after those begin.
     rest: usize,
+    /// Lines at which a piece begins.
+    cuts: Vec<usize>,
 }
 
 impl OpenRecord {
-    fn new(item: Item) -> Self {
-        Self { item, line: 1, ahead: VecDeque::new(), rest: 0 }
+    fn new(item: Item, splitter: &Splitter) -> Self {
+        let cuts = (splitter.cuts)(&item);
+        Self { item, line: 1, ahead: VecDeque::new(), rest: 0, cuts }
     }
 
-    /// The next piece: as many lines as fit, without blank ones at its ends, one at least.
+    /// The next piece: as many lines as fit, up to the next cut, without blank ones at its ends, one at least.
     fn piece(&mut self, splitter: &Splitter) -> Option<Item> {
         while self.is_blank(splitter, 0)? {
             self.ahead.pop_front();
@@ -161,7 +192,7 @@ impl OpenRecord {
         let (mut lines, mut tokens) = (0, 0);
         while let Some((_, more)) = self.ahead(splitter, lines) {
             tokens += more.saturating_sub(around);
-            if lines > 0 && tokens > room {
+            if lines > 0 && (tokens > room || self.cuts.binary_search(&(self.line + lines)).is_ok()) {
                 break;
             }
             lines += 1;
@@ -224,11 +255,15 @@ mod tests {
             let ends = text.trim_end_matches('\n').matches('\n').count();
             1 + text.split_whitespace().count() + if glued { ends } else { 0 }
         };
-        Splitter { count: Box::new(move |texts| texts.iter().map(|text| count(text)).collect()), limit }
+        Splitter {
+            count: Box::new(move |texts| texts.iter().map(|text| count(text)).collect()),
+            limit,
+            cuts: |_| Vec::new(),
+        }
     }
 
     fn pieces(text: &str, splitter: &Splitter) -> Vec<(String, String)> {
-        let mut open = OpenRecord::new(Item { id: "f".into(), text: text.to_string() });
+        let mut open = OpenRecord::new(Item { id: "f".into(), text: text.to_string() }, splitter);
         std::iter::from_fn(|| open.piece(splitter)).map(|item| (id_field(&item.id), item.text)).collect()
     }
 
@@ -244,6 +279,13 @@ mod tests {
         for blank in ["", "\n \n\t\n"] {
             assert!(pieces(blank, &splitter(4, false)).is_empty());
         }
+    }
+
+    #[test]
+    fn pieces_begin_at_cuts() {
+        let cut = Splitter { cuts: |_| vec![1, 3, 6, 9], ..splitter(4, false) };
+        let found: Vec<_> = pieces("a\nb\nc\n\n\nd\ne e\nf\n", &cut).into_iter().map(|(id, _)| id).collect();
+        assert_eq!(found, ["f:1-2", "f:3-3", "f:6-7", "f:8-8"]);
     }
 
     #[test]
