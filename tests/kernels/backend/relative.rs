@@ -1,6 +1,12 @@
 //! Tables of distances and disentangled terms: reaches smaller and larger than the sequences, gapped positions, windows.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+use kin_infer::gpu::DeviceCompute;
+
 use super::batch::{Batch, Spread};
+use crate::emulated::{self, Emulated, Order};
 
 const SPREADS: [Spread; 3] = [Spread::Consecutive, Spread::Gapped, Spread::Wild];
 
@@ -103,4 +109,20 @@ fn long_sequences() {
         terms.clone().check(&format!("disentangled, long, {spread:?}"));
         terms.window(600, 30).check(&format!("disentangled, long, window 600 30, {spread:?}"));
     }
+}
+
+/// The products of a sequence's keys with the position queries take one launch, however many parts its scores are cut into.
+#[test]
+fn keys_meet_the_position_queries_once() {
+    if !emulated::available("keys_meet_the_position_queries_once") {
+        return;
+    }
+    let launches = |position_to_content: bool| {
+        let device = Arc::new(Emulated::new(Order::Ascending, 1)); // its cache holds 2048 scores
+        let batch = Batch::new(&[128, 40, 40], (2, 2, 8), 9).disentangled(12, false, position_to_content);
+        batch.run(&DeviceCompute::new(Arc::clone(&device) as _));
+        device.launches.load(SeqCst)
+    };
+    // Scores, terms, softmax and values of 8 + 3 + 3 parts, and the products of 3 sequences.
+    assert_eq!((launches(false), launches(true)), (4 * 14, 4 * 14 + 3));
 }
