@@ -158,6 +158,10 @@ const ENDS: [&str; 9] = [
 fn generation_config(gguf: &GgufFile) -> Result<Map<String, Json>> {
     let mut map = Map::new();
     let id = |key: &str| gguf.size(&format!("tokenizer.ggml.{key}_token_id"));
+    let suppressed = "tokenizer.ggml.suppress_tokens";
+    if gguf.numbers(suppressed)?.is_some_and(|ids| !ids.is_empty()) {
+        return Err(gguf.wrong(suppressed, "none"));
+    }
     let mut ends: Vec<usize> = Vec::new();
     for key in ["eos", "eot", "eom"] {
         ends.extend(id(key)?.filter(|id| !ends.contains(id)));

@@ -214,6 +214,16 @@ fn ends_of_turns_are_known_by_their_text_where_no_key_names_them() {
 }
 
 #[test]
+fn tokens_that_may_not_come_are_refused() {
+    let folder = Folder::new();
+    let path = changed(&folder, "qwen2", |file| {
+        file.set("tokenizer.ggml.suppress_tokens", ARRAY, &kinds(&[1, 2]));
+    });
+    let error = GenerationDefaults::from_folder(&path).unwrap_err().to_string();
+    assert!(error.contains("m.gguf: the metadata key `tokenizer.ggml.suppress_tokens` is an array of 2"), "{error}");
+}
+
+#[test]
 fn a_folder_with_one_gguf_file_has_its_settings() {
     let folder = Folder::new();
     std::fs::copy(fixture("gguf-tokenizer-qwen2.gguf"), folder.0.join("m.gguf")).unwrap();

@@ -15,7 +15,7 @@ pub(super) struct Keys<'a> {
     architecture: &'static str,
 }
 
-/// Larger sizes are no model's: products of three stay far from the end of a `usize`.
+/// Larger sizes are no model's. What is computed with is checked against lower limits when a family describes itself.
 const LARGEST: usize = 1 << 31;
 
 /// Most heads, and most features of one.
