@@ -62,7 +62,7 @@ pub use error::{InferError, Result};
 pub use fingerprint::fingerprint;
 pub use gpu::Precision;
 pub use hex::hex;
-pub use model::{BertModel, Encoded, LoadOptions};
+pub use model::{BertModel, Encoded, LoadOptions, WeightForm};
 pub use resource::{init_performance_threads, init_threads};
 
 /// The dot product of two vectors in the contract's order: 32 virtual lanes, folded by halving. On unit vectors it is

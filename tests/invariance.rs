@@ -9,7 +9,7 @@ use common::outputs::{FAMILIES, bits, hash, heads, sequence};
 use common::{decoders, encoders, fixture};
 use kin_infer::arch::{HeadChoice, ScorePositions};
 use kin_infer::cpu::{CpuCompute, Kernels, available, quant_available};
-use kin_infer::{BertConfig, BertModel, LoadOptions, ModelArchitecture, Precision, Sequence};
+use kin_infer::{BertConfig, BertModel, LoadOptions, ModelArchitecture, Precision, Sequence, WeightForm};
 use rayon::ThreadPool;
 
 fn load(name: &str, kernels: &'static Kernels, options: LoadOptions) -> BertModel {
@@ -22,8 +22,9 @@ fn load_onto(name: &str, compute: CpuCompute, options: LoadOptions) -> BertModel
         .unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-const CONFIGURED: LoadOptions = LoadOptions { head: HeadChoice::Configured, precision: Precision::Exact };
-const INT8: LoadOptions = LoadOptions { head: HeadChoice::Configured, precision: Precision::Int8 };
+const CONFIGURED: LoadOptions =
+    LoadOptions { head: HeadChoice::Configured, precision: Precision::Exact, weights: WeightForm::Stored };
+const INT8: LoadOptions = LoadOptions { precision: Precision::Int8, ..CONFIGURED };
 
 /// Whether a fixture is fingerprinted in int8 too: one of each family, one of each type of weights, two decoders.
 fn in_int8(name: &str) -> bool {

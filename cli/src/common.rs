@@ -140,7 +140,8 @@ impl Head {
     pub fn check(self, model: &BertModel) -> Result<()> {
         if self == Self::CausalLm && !matches!(model.spec().head, HeadSpec::CausalLm { .. }) {
             let named = model.config().architectures.clone().unwrap_or_default().join(", ");
-            let why = "no decoder's head: `architectures` in config.json has to name a class ending in ForCausalLM";
+            let why = "no decoder's head: `architectures` in config.json, or what stands for a GGUF file's \
+                       `general.architecture`, has to name a class ending in ForCausalLM";
             return Err(Failure::Failed(format!("--head causal-lm: {why}, it has [{named}]")));
         }
         Ok(())
@@ -187,7 +188,8 @@ impl Compute {
         let compute = self.open_for(precision.get())?;
         let folder = ModelFolder::read(&model.folder()?)?.transformer_dir;
         let config = BertConfig::from_folder(&folder)?;
-        let options = LoadOptions { head: head.choice(HeadChoice::Vectors), precision: precision.get() };
+        let head_choice = head.choice(HeadChoice::Vectors);
+        let options = LoadOptions { head: head_choice, precision: precision.get(), ..LoadOptions::default() };
         let model = BertModel::load_with_options(&folder, config, compute, options)?;
         head.check(&model)?;
         Ok(model)

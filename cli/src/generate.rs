@@ -36,6 +36,7 @@ where nothing had been made. In a chat it ends the answer, and at the prompt the
 Examples:
   kin-infer generate --model M --prompt \"fn main() {\" --max-new-tokens 64
   kin-infer generate --model M --chat --temperature 0.7 --top-p 0.9 --seed 1
+  kin-infer generate --model m.Q4_0.gguf --weights f32 --prompt \"Once upon\"
   kin-infer generate --model M --tokens ids.json --format json")]
 pub struct Args {
     #[command(flatten)]
@@ -58,6 +59,9 @@ pub struct Args {
     /// changes them. Needs --format json
     #[arg(long, value_name = "N")]
     logprobs: Option<usize>,
+    /// What is computed with where the model has weights in blocks of 8 or 4 bits
+    #[arg(long, value_enum, default_value_t = Weights::Stored)]
+    weights: Weights,
     /// How results are printed
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
@@ -107,6 +111,15 @@ struct Sampling {
     /// Where the random numbers start
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Weights {
+    /// The blocks, beside inputs rounded to 8 bits: fast and small
+    Stored,
+    /// The blocks widened to f32 when the model is loaded: as near the file's values as f32 comes, slower, and several
+    /// times the memory
+    F32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -6,9 +6,9 @@ use std::path::Path;
 use kin_infer::arch::{HeadChoice, HeadSpec};
 use kin_infer::modules::{ModelFolder, Module, Output, Task};
 use kin_infer::pooling::Pooler;
-use kin_infer::tokenizer::{TextTokenizer, Window, window};
+use kin_infer::tokenizer::{TextTokenizer, Window, has_tokenizer, window};
 use kin_infer::weights::Checkpoint;
-use kin_infer::{BertConfig, BertModel, InferError};
+use kin_infer::{BertConfig, BertModel};
 use serde_json::{Map, Value, json};
 
 use crate::common::{Compute, Head, Model};
@@ -101,10 +101,13 @@ fn describe(folder: &Path, args: &Args) -> Result<Described> {
     if headless && about.output() != Output::Sparse {
         Pooler::load(modules, model.spec().hidden_size, model.compute())?;
         if about.assumed_pooling {
-            assumptions.push("no modules.json: token vectors are averaged and the mean is L2-normalised".to_string());
+            let source = about.source();
+            assumptions.push(format!("no {source}: token vectors are averaged and the mean is L2-normalised"));
         }
     }
-    if !has_tokenizer(dir)? {
+    if has_tokenizer(dir)? {
+        TextTokenizer::from_folder(dir)?;
+    } else {
         assumptions.push("no tokenizer: the model takes token ids only".to_string());
     }
     let report = model.report();
@@ -134,15 +137,6 @@ fn types(dir: &Path) -> Result<BTreeMap<String, usize>> {
         *types.entry(tensor.dtype_name().to_string()).or_default() += 1;
     }
     Ok(types)
-}
-
-/// Whether there is one; one that is malformed fails.
-fn has_tokenizer(dir: &Path) -> Result<bool> {
-    match TextTokenizer::from_folder(dir) {
-        Ok(_) => Ok(true),
-        Err(InferError::ModelError { file, .. }) if file == dir => Ok(false),
-        Err(e) => Err(e.into()),
-    }
 }
 
 fn output_words(model: &BertModel, about: &ModelFolder, modules: &[Module]) -> String {

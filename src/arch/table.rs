@@ -209,7 +209,7 @@ impl TensorTable {
         let full = |n: &Name| if n.prefixed { format!("{prefix}{}", n.text) } else { n.text.clone() };
         let mut found = BTreeMap::new();
         let mut roles = BTreeMap::new();
-        let mut widened = BTreeSet::new();
+        let (mut blocks, mut widened) = (BTreeSet::new(), BTreeSet::new());
         for row in &self.rows {
             let Some(tensor) = row.names.iter().find_map(|n| checkpoint.get(&full(n))) else {
                 return Err(missing(checkpoint, &full(&row.names[0]), &row.shape));
@@ -226,8 +226,11 @@ impl TensorTable {
             };
             let role = roles.entry(tensor.name().to_string()).or_insert(Role::Values);
             *role = row.role().max(*role);
-            if matches!(row.role(), Role::Linear | Role::LinearTransposed) && !dtype.is_computed() {
-                widened.insert(tensor.name().to_string());
+            if matches!(row.role(), Role::Linear | Role::LinearTransposed) && dtype.is_block() {
+                blocks.insert(tensor.name().to_string());
+                if !dtype.is_computed() {
+                    widened.insert(tensor.name().to_string());
+                }
             }
             found.insert(row.internal.clone(), (tensor.clone(), edit));
         }
@@ -254,7 +257,7 @@ impl TensorTable {
             widened: widened.into_iter().collect(),
             bytes: checkpoint.total_bytes(),
         };
-        Ok(Tensors { found, roles, report })
+        Ok(Tensors { found, roles, report, blocks, widens: false })
     }
 
     /// A tensor takes no other tensor's place.
@@ -289,7 +292,8 @@ pub struct LoadReport {
     pub used: Vec<String>,
     /// Tensors that are known to take no part.
     pub ignored: Vec<String>,
-    /// Linear weights whose blocks are not computed with: they are widened when the model is loaded.
+    /// Linear weights whose blocks are not computed with, or that were asked for in f32: they are widened when the model is
+    /// loaded.
     pub widened: Vec<String>,
     /// Bytes of all tensors in the files.
     pub bytes: u64,
@@ -302,6 +306,10 @@ pub struct Tensors {
     pub roles: BTreeMap<String, Role>,
     /// What was used and ignored.
     pub report: LoadReport,
+    /// Weights of linear layers that are in blocks.
+    blocks: BTreeSet<String>,
+    /// Whether those are widened.
+    widens: bool,
 }
 
 impl Tensors {
@@ -314,6 +322,18 @@ impl Tensors {
             Some((tensor, edit)) => edit.apply(tensor),
             None => Err(InferError::InvalidArgument(format!("the tensor table has no row `{internal}`"))),
         }
+    }
+
+    /// As [`get`](Self::get), for the weight of a linear layer: in F32, where blocks are to be widened.
+    pub(crate) fn linear(&self, internal: &str) -> Result<Tensor> {
+        let tensor = self.get(internal)?;
+        if self.widens && tensor.dtype()?.is_block() { tensor.mapped(|value| value) } else { Ok(tensor) }
+    }
+
+    /// From now on weights of linear layers that are in blocks come in F32.
+    pub(crate) fn widen_blocks(&mut self) {
+        self.widens = true;
+        self.report.widened = self.blocks.iter().cloned().collect();
     }
 
     /// Whether the table has such a row.

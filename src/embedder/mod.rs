@@ -124,8 +124,8 @@ impl Embedder {
         if let Some(why) = other {
             return Err(InferError::InvalidArgument(format!("{} {why}, not Embedder", folder.source())));
         }
-        let text =
-            TextModel::load(&folder.transformer_dir, compute, LoadOptions { head: HeadChoice::Vectors, precision })?;
+        let options = LoadOptions { head: HeadChoice::Vectors, precision, ..LoadOptions::default() };
+        let text = TextModel::load(&folder.transformer_dir, compute, options)?;
         let pooler = Pooler::load(&folder.modules, text.model.spec().hidden_size, text.model.compute())?;
         let late = LateTokens::new(&folder, &text.tokenizer)?;
         let (folder, pooler, late) = (Arc::new(folder), Arc::new(pooler), Arc::new(late));

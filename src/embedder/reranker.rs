@@ -35,7 +35,7 @@ impl Reranker {
 
     /// As [`load_with_compute`](Self::load_with_compute), with a given precision of the transformer's layers.
     pub fn load_with(folder: &Path, compute: Arc<dyn GpuCompute>, precision: Precision) -> Result<Self> {
-        let options = LoadOptions { head: HeadChoice::Configured, precision };
+        let options = LoadOptions { head: HeadChoice::Configured, precision, ..LoadOptions::default() };
         let text = TextModel::load(&ModelFolder::read(folder)?.transformer_dir, compute, options)?;
         if text.model.labels() == 0 {
             return Err(InferError::ModelIncompatible {

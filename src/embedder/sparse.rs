@@ -129,7 +129,7 @@ impl SparseEmbedder {
     /// As [`from_folder`](Self::from_folder), with a given precision of the transformer's layers.
     pub fn from_folder_with(folder: ModelFolder, compute: Arc<dyn GpuCompute>, precision: Precision) -> Result<Self> {
         let dir = &folder.transformer_dir;
-        let options = LoadOptions { head: HeadChoice::MaskedLm, precision };
+        let options = LoadOptions { head: HeadChoice::MaskedLm, precision, ..LoadOptions::default() };
         let text = TextModel::load(dir, compute, options).map_err(|e| explain(dir, e))?;
         let pooling = folder.modules.iter().find_map(|m| if let Module::Splade(p) = m { Some(*p) } else { None });
         let pooling = pooling.unwrap_or_default();

@@ -12,7 +12,7 @@ use super::sampling::SamplingParams;
 use crate::config::BertConfig;
 use crate::error::{InferError, Result};
 use crate::gpu::{GpuCompute, create_compute};
-use crate::model::BertModel;
+use crate::model::{BertModel, LoadOptions};
 use crate::modules::json::Settings;
 use crate::tokenizer::TextTokenizer;
 
@@ -55,11 +55,19 @@ impl TextGenerator {
 
     /// Loads a folder onto a given backend.
     pub fn load_with_compute(folder: &Path, compute: Arc<dyn GpuCompute>) -> Result<Self> {
+        Self::load_with_options(folder, compute, LoadOptions::default())
+    }
+
+    /// As [`load_with_compute`](Self::load_with_compute), with a precision and a form of weights.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load) and [`BertModel::load_with_options`].
+    pub fn load_with_options(folder: &Path, compute: Arc<dyn GpuCompute>, options: LoadOptions) -> Result<Self> {
         let settings = Settings::open(folder)?;
         let config = BertConfig::from_folder(folder)?;
         let tokenizer = TextTokenizer::of(&settings)?;
         let (defaults, chat) = (GenerationDefaults::of(&settings)?, ChatTemplate::of(&settings)?);
-        let model = BertModel::load_with_compute(folder, config, compute)?;
+        let model = BertModel::load_with_options(folder, config, compute, options)?;
         let (bare, short) = (tokenizer.encode("", usize::MAX)?.ids, tokenizer.encode("a", usize::MAX)?.ids);
         let special = tokenizer.num_special_tokens();
         let agree = bare.iter().zip(&short).take_while(|(a, b)| a == b).count().min(special);

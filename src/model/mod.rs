@@ -47,6 +47,19 @@ pub struct LoadOptions {
     pub head: HeadChoice,
     /// How precisely its layers are computed.
     pub precision: Precision,
+    /// What its linear layers make of weights in blocks.
+    pub weights: WeightForm,
+}
+
+/// What linear layers make of weights that the checkpoint has in blocks of 8 or 4 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum WeightForm {
+    /// Blocks of the types that are computed with stay as they are, and the layers' inputs are rounded to 8 bits beside
+    /// them: small and fast. Other blocks are widened.
+    #[default]
+    Stored,
+    /// All blocks are widened to f32 when the model is loaded: nothing is rounded that the file did not round.
+    F32,
 }
 
 /// What [`BertModel::encode`] gives for one sequence.
@@ -92,7 +105,7 @@ impl BertModel {
         Self::load_with_options(folder, config, compute, LoadOptions { head, ..LoadOptions::default() })
     }
 
-    /// As [`load_with_compute`](Self::load_with_compute), with a given head and precision.
+    /// As [`load_with_compute`](Self::load_with_compute), with a given head, precision and form of weights.
     /// [`create_compute_for`](crate::gpu::create_compute_for) makes a backend that has the precision.
     ///
     /// # Errors
@@ -103,7 +116,7 @@ impl BertModel {
         compute: Arc<dyn GpuCompute>,
         options: LoadOptions,
     ) -> Result<Self> {
-        let LoadOptions { head, precision } = options;
+        let LoadOptions { head, precision, weights: form } = options;
         let describe = |config: &BertConfig| {
             describe_with(config, head).map_err(|error| crate::arch::gguf::by_source(error, folder))
         };
@@ -114,7 +127,10 @@ impl BertModel {
         let checkpoint = Checkpoint::open(folder)?;
         complete(&mut config, &checkpoint)?;
         let (spec, table) = describe(&config)?;
-        let tensors = table.resolve(&checkpoint)?;
+        let mut tensors = table.resolve(&checkpoint)?;
+        if form == WeightForm::F32 {
+            tensors.widen_blocks();
+        }
         let weights = rayon::scope(|_| Weights::load(&spec, &tensors, &*compute, precision))?;
         // The packed copies are what is computed with; pages of the file that are needed again are read again.
         checkpoint.release_pages();

@@ -109,7 +109,7 @@ impl Loader<'_> {
     }
 
     fn linear_as(&mut self, names: &[String], precision: Precision) -> Result<Linear> {
-        let parts = names.iter().map(|n| self.tensors.get(&format!("{n}.weight"))).collect::<Result<Vec<_>>>()?;
+        let parts = names.iter().map(|n| self.tensors.linear(&format!("{n}.weight"))).collect::<Result<Vec<_>>>()?;
         let weight = self.compute.prepare_weight_as(&parts, precision)?;
         // The packed copy is what is computed with: the file's pages of one matrix at a time are enough.
         parts.iter().for_each(Tensor::release_pages);

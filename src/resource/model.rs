@@ -125,7 +125,7 @@ impl ModelMemory {
         let (longest, source) = found.map_or((limit, "config.json".to_string()), |w| (w.limit, w.source));
         let footprint = Arc::new(Footprint::over(Arc::new(CpuCompute::new()?)));
         let compute: Arc<dyn GpuCompute> = footprint.clone();
-        let options = LoadOptions { head: head(&about), precision };
+        let options = LoadOptions { head: head(&about), precision, ..LoadOptions::default() };
         let model = BertModel::load_with_options(dir, config, compute, options)?;
         let loaded = footprint.account();
 

@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use kin_infer::gpu::create_compute;
 use kin_infer::modules::{ModelFolder, Module, PoolingMode, Task};
 use kin_infer::quantize::{QuantizeOptions, quantize_folder};
 use kin_infer::weights::{Checkpoint, Dtype, GgufFile};
-use kin_infer::{BertConfig, BertModel, Sequence};
+use kin_infer::{BertConfig, BertModel, LoadOptions, Sequence, WeightForm};
 
 use super::writer::{Changed, Gguf};
 use super::{Folder, fixture};
@@ -107,6 +108,29 @@ fn blocks_that_are_not_computed_with_are_widened_and_named() {
     let widened = ["blk.0.attn_k", "blk.0.attn_q", "blk.0.attn_v", "blk.0.ffn_gate", "blk.0.ffn_up", "output"];
     assert_eq!(model.report().widened, widened.map(|name| format!("{name}.weight")));
     assert!(load(&fixture("gguf-bert-base-q8_0.gguf")).report().widened.is_empty());
+}
+
+/// Asked for in f32, quantised weights are computed with as their values would be.
+#[test]
+fn weights_in_blocks_are_widened_where_f32_is_asked_for() {
+    let folder = Folder::new();
+    let options = LoadOptions { weights: WeightForm::F32, ..LoadOptions::default() };
+    for name in ["llama-linear-q8_0", "gpt2-base-q4_0", "bert-base-q8_0"] {
+        let path = fixture(&format!("gguf-{name}.gguf"));
+        let plain = load(&folder.write("m.gguf", &Changed::of(&path).bytes()));
+        let config = BertConfig::from_folder(&path).unwrap();
+        let widened = BertModel::load_with_options(&path, config, create_compute().unwrap(), options).unwrap();
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let in_blocks = |name: &&str| checkpoint.get(name).unwrap().dtype().unwrap().is_block();
+        let blocks: Vec<&str> = checkpoint.names().filter(in_blocks).collect();
+        assert!(blocks.len() >= 8 && widened.report().widened == blocks, "{name}: {blocks:?}");
+        assert_eq!(widened.weight_bytes(), plain.weight_bytes(), "{name}");
+        let [found, expected, stored] = [&widened, &plain, &load(&path)].map(outputs);
+        assert_ne!(found, stored, "{name}");
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(bits(found), bits(expected), "{name}");
+        }
+    }
 }
 
 #[test]

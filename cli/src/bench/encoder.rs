@@ -61,7 +61,7 @@ fn embed(encoder: &Encoder, texts: &[String]) -> Result<Done> {
 fn of_lengths(args: &Args, folder: &Path, compute: &Arc<Profiled>) -> Result<Vec<Row>> {
     let folder = ModelFolder::read(folder)?.transformer_dir;
     let config = BertConfig::from_folder(&folder)?;
-    let options = LoadOptions { head: HeadChoice::Vectors, precision: args.precision.get() };
+    let options = LoadOptions { head: HeadChoice::Vectors, precision: args.precision.get(), ..LoadOptions::default() };
     let model = Arc::new(BertModel::load_with_options(&folder, config, compute.clone(), options)?);
     let vocabulary = model.spec().embedding.vocab_size as u32;
     let row = |&length: &usize| {

@@ -5,26 +5,15 @@ use std::time::Instant;
 use kin_infer::generate::{
     Decoding, FinishReason, Generation, GenerationDefaults, KvCache, SamplingParams, TextGenerator,
 };
-use kin_infer::{BertConfig, BertModel, InferError};
+use kin_infer::tokenizer::has_tokenizer;
+use kin_infer::{BertConfig, BertModel, InferError, LoadOptions, WeightForm};
 
 use super::record::{Record, Timing};
-use super::{Args, Interrupt};
+use super::{Args, Interrupt, Weights};
 use crate::failure::{Failure, Result};
 
 /// New tokens where neither the call nor the model's folder says how many.
 const MAX_NEW_TOKENS: usize = 256;
-
-/// Files one of which a folder with a tokenizer has.
-const TOKENIZER_FILES: [&str; 8] = [
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "spm.model",
-    "sentencepiece.model",
-];
 
 enum Loaded {
     Text(Box<TextGenerator>),
@@ -44,13 +33,17 @@ impl Session {
     pub fn open(args: &Args, bare: bool, interrupt: &Interrupt) -> Result<Self> {
         let folder = args.model.folder()?;
         let compute = args.compute.open()?;
-        let has_tokenizer = TOKENIZER_FILES.iter().any(|name| folder.join(name).is_file());
-        let loaded = if bare && !has_tokenizer {
+        let weights = match args.weights {
+            Weights::Stored => WeightForm::Stored,
+            Weights::F32 => WeightForm::F32,
+        };
+        let options = LoadOptions { weights, ..LoadOptions::default() };
+        let loaded = if bare && !has_tokenizer(&folder)? {
             let defaults = GenerationDefaults::from_folder(&folder)?;
             let config = BertConfig::from_folder(&folder)?;
-            Loaded::Ids(Box::new((BertModel::load_with_compute(&folder, config, compute)?, defaults)))
+            Loaded::Ids(Box::new((BertModel::load_with_options(&folder, config, compute, options)?, defaults)))
         } else {
-            Loaded::Text(Box::new(TextGenerator::load_with_compute(&folder, compute)?))
+            Loaded::Text(Box::new(TextGenerator::load_with_options(&folder, compute, options)?))
         };
         let (params, most) = match &loaded {
             Loaded::Text(generator) => (generator.params(), generator.defaults().max_new_tokens),
