@@ -11,7 +11,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use kin_infer::Embedder;
-use measure::{DEMANDS, Demand, agreement, load, snippets};
+use measure::{KINDS, agreement, load, snippets};
 
 const BEGIN: &str = "<!-- table:begin -->\n";
 const END: &str = "<!-- table:end -->";
@@ -36,7 +36,7 @@ fn table(model: &Path, count: usize) -> Result<String, Box<dyn Error>> {
         "|---|---|---|---|---|".to_string(),
         format!("| f32 | 1 | 1 | 1 | {:.1} MB |", megabytes(&embedder)),
     ];
-    for Demand { kind, name, .. } in DEMANDS {
+    for (kind, name) in KINDS {
         let embedder = load(kind, model, &scratch.0)?;
         let of = agreement(&reference, &embedder.embed(&texts)?);
         let size = megabytes(&embedder);

@@ -81,7 +81,7 @@ pub(super) fn check(keys: &Keys, family: &Family) -> Result<()> {
             None => key == *known,
         };
         let rotary = if family.rotation == Rotation::None { &[][..] } else { &ROTARY };
-        if EVERY.iter().chain(rotary).chain(family.own_keys).any(|known| is_key(known)) {
+        if EVERY.iter().chain(rotary).chain(family.own_keys).any(is_key) {
             continue;
         }
         if key == LAYOUT.0 {
