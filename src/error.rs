@@ -124,6 +124,12 @@ impl InferError {
         Self::InputError { item, detail: detail.into() }
     }
 
+    /// Whether the fault is the item's: it fails so wherever and whenever it is tried. Every other error is of the
+    /// machine, the model or the call, and says nothing of the item.
+    pub fn is_of_item(&self) -> bool {
+        matches!(self, Self::InputError { .. } | Self::TokenizerError { .. } | Self::NonFiniteOutput { .. })
+    }
+
     /// The same error, counted from another first item: a sub-batch reports positions of the whole call.
     pub(crate) fn with_item(self, index: usize) -> Self {
         match self {

@@ -196,6 +196,16 @@ impl Encoder {
         self.kind
     }
 
+    /// Which arithmetic the values are of: `exact`, the contract's bits, whichever device computes them; else what
+    /// computes them in its own way.
+    pub fn arithmetic(&self) -> String {
+        let compute = match &self.model {
+            Model::Dense(model) => model.model().compute(),
+            Model::Sparse(model) => model.model().compute(),
+        };
+        if compute.is_exact() { "exact".to_string() } else { compute.device().detail }
+    }
+
     /// Length of each vector.
     pub fn dimension(&self) -> usize {
         match &self.model {

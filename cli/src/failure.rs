@@ -30,6 +30,8 @@ pub enum Failure {
     Usage(String),
     /// Exit code 1.
     Failed(String),
+    /// Ctrl-C ended it: exit code 130.
+    Interrupted(String),
     /// The reader of stdout has gone, as `head` does: nobody is left to tell.
     ClosedPipe,
 }

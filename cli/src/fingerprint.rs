@@ -23,9 +23,8 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<Done> {
     let model = args.compute.load_transformer(&args.model, Head::Auto, &args.precision)?;
     let hash = kin_infer::fingerprint(&model)?;
-    let digits: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut out = Sink::stdout();
-    out.line(&format!("{digits}  {}", args.model.model))?;
+    out.line(&format!("{}  {}", kin_infer::hex(&hash), args.model.model))?;
     out.commit()?;
     Ok(Done::Whole)
 }

@@ -176,7 +176,7 @@ pub fn run(args: &Args) -> Result<Done> {
     out.commit()?;
     timing.tell(&args.compute);
     if interrupt.cancelled() && made == 0 {
-        std::process::exit(interrupt::STATUS);
+        std::process::exit(interrupt::STATUS.into());
     }
     Ok(Done::with_failures(failed))
 }

@@ -8,8 +8,8 @@ use signal_hook::flag::{register, register_conditional_shutdown};
 
 use crate::failure::{Failure, Result};
 
-/// The exit code where nothing was made: 128 and the signal's number.
-pub const STATUS: i32 = 130;
+/// The exit code of a command that Ctrl-C ended: 128 and the signal's number.
+pub const STATUS: u8 = 130;
 
 /// What Ctrl-C does now.
 pub struct Interrupt {
@@ -23,11 +23,16 @@ impl Interrupt {
     pub fn install() -> Result<Self> {
         let this = Self { cancel: Arc::new(AtomicBool::new(false)), exits: Arc::new(AtomicBool::new(true)) };
         // In this order: the flag is asked before it is set.
-        register_conditional_shutdown(SIGINT, STATUS, this.exits.clone())
+        register_conditional_shutdown(SIGINT, STATUS.into(), this.exits.clone())
             .and_then(|_| register(SIGINT, this.exits.clone()))
             .and_then(|_| register(SIGINT, this.cancel.clone()))
-            .map_err(|e| Failure::Failed(format!("Ctrl-C cannot be handled: {e}")))?;
+            .map_err(refused)?;
         Ok(this)
+    }
+
+    /// Ctrl-C sets this flag too, from here on.
+    pub fn sets(&self, flag: Arc<AtomicBool>) -> Result<()> {
+        register(SIGINT, flag).map(|_| ()).map_err(refused)
     }
 
     /// From here on Ctrl-C ends what is under way, and not the program.
@@ -50,4 +55,8 @@ impl Interrupt {
     pub fn flag(&self) -> Arc<AtomicBool> {
         self.cancel.clone()
     }
+}
+
+fn refused(why: std::io::Error) -> Failure {
+    Failure::Failed(format!("Ctrl-C cannot be handled: {why}"))
 }

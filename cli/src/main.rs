@@ -1,6 +1,6 @@
 //! `kin-infer`: text to vectors, search, reranking and a look inside models, thin over the library.
 //!
-//! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed (or some inputs failed), 2 wrong usage.
+//! stdout is data, stderr is talk. Exit codes: 0 done, 1 failed (or some inputs failed), 2 wrong usage, 130 interrupted.
 
 mod bench;
 mod common;
@@ -43,7 +43,8 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 A model is a folder (config.json beside the weights), a GGUF file, or a hub id that lies in the local hub cache.
-Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed or some inputs failed, 2 wrong usage.
+Data goes to stdout, everything else to stderr. Exit codes: 0 done, 1 failed or some inputs failed, 2 wrong usage,
+130 interrupted by Ctrl-C.
 
 Examples:
   kin-infer embed --model models/all-MiniLM-L6-v2 \"fn main() {}\" \"the entry point\"
@@ -100,6 +101,10 @@ fn main() -> ExitCode {
         Err(Failure::Failed(why)) => {
             talk::error(&why);
             ExitCode::from(1)
+        }
+        Err(Failure::Interrupted(why)) => {
+            talk::error(&why);
+            ExitCode::from(interrupt::STATUS)
         }
         Err(Failure::Usage(why)) => {
             talk::error(&format!("{why}\n\nFor more information, try '--help'."));

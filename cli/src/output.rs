@@ -57,6 +57,15 @@ impl Drop for PendingFile {
     }
 }
 
+/// The path of a file without links and dots, whether the file is there or not; its folder has to be.
+pub fn real_path(path: &Path) -> PathBuf {
+    let of_folder = || {
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Some(folder.canonicalize().ok()?.join(path.file_name()?))
+    };
+    path.canonicalize().ok().or_else(of_folder).unwrap_or_else(|| path.to_path_buf())
+}
+
 /// `path` with `suffix` after its whole name.
 pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();

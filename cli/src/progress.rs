@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use kin_infer::tokenizer::Window;
+use kin_infer::watchdog::Report;
 use serde_json::{Value, json};
 
 use crate::common::Compute;
@@ -130,6 +131,12 @@ impl Progress {
     /// An error, above the bar.
     pub fn error(&self, text: &str) {
         self.bar.suspend(|| talk::error(text));
+    }
+
+    /// Tells of the watchdog's end of the run, above the bar, from another thread.
+    pub fn trip(&self) -> impl FnOnce(&Report) + Send + 'static {
+        let bar = self.bar.clone();
+        move |report| bar.suspend(|| talk::trip(report))
     }
 
     /// A note, above the bar, unless `--quiet`.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Compute, Model, PrecisionArg};
 use crate::failure::{Done, Result, item_detail};
-use crate::input::{InputArgs, Item, Pieces, Records, field, id_field};
+use crate::input::{Amount, InputArgs, Item, Pieces, Records, field, id_field};
 use crate::output::{ListFormat, Sink};
 use crate::progress::{Count, Cut, Progress};
 
@@ -69,7 +69,7 @@ pub fn run(mut args: Args) -> Result<Done> {
     let mut ranked = Vec::new();
     let (mut failed, mut cut) = (0, Cut::default());
     loop {
-        let window = items.window(WINDOW)?;
+        let window = items.window(Amount::texts(WINDOW), str::len)?;
         if window.is_empty() {
             break;
         }

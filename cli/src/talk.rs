@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use std::time::Instant;
 
 use clap::ValueEnum;
+use kin_infer::watchdog::Report;
 use serde_json::{Map, Value, json};
 
 /// How stderr is written.
@@ -13,7 +14,8 @@ pub enum LogFormat {
     /// For people: a progress bar on a terminal, a line now and then elsewhere
     #[default]
     Text,
-    /// One JSON object a line: {"seconds": since the start, "event": ..., ...}. Events: phase, progress, note, error, done
+    /// One JSON object a line: {"seconds": since the start, "event": ..., ...}. Events: phase, progress, note, error,
+    /// watchdog, done
     Json,
 }
 
@@ -45,6 +47,30 @@ pub fn error(text: &str) {
     } else {
         line(&format!("error: {text}"));
     }
+}
+
+/// Why the watchdog ends a run: its report's lines, or an event with its fields.
+pub fn trip(report: &Report) {
+    if !is_json() {
+        return line(&report.to_string());
+    }
+    let place = &report.place;
+    event(
+        "watchdog",
+        json!({
+            "message": report.trip.to_string(),
+            "phase": place.phase.name(),
+            "item": place.item,
+            "layer": place.layer,
+            "persisted": report.persisted,
+            "persisted_per_second": report.rate,
+            "run_seconds": report.elapsed.as_secs_f64(),
+            "seconds_since_progress": report.since_progress.as_secs_f64(),
+            "resident_bytes": report.resident,
+            "peak_bytes": report.peak,
+            "planned_bytes": report.planned,
+        }),
+    );
 }
 
 /// An event of [`LogFormat::Json`], with the fields of an object.

@@ -348,18 +348,46 @@ fn inspect_describes_every_family() {
 /// Every option says what it does, and every command shows how it is used.
 #[test]
 fn help_teaches() {
-    let commands = ["embed", "search", "rerank", "forward", "inspect", "fingerprint", "devices", "env"];
     let top = run(&["--help"]).expect(0).stdout;
+    let listed = top.split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let commands: Vec<&str> = listed.lines().filter_map(|l| l.strip_prefix("  ")?.split(' ').next()).collect();
+    let commands: Vec<&str> = commands.into_iter().filter(|c| !c.is_empty() && *c != "help").collect();
+    assert!(commands.len() >= 12, "{commands:?}");
     for command in commands {
-        assert!(top.contains(&format!("\n  {command} ")), "{command}");
         let help = run(&[command, "--help"]).expect(0);
         assert!(help.stderr.is_empty() && help.stdout.contains("Example"), "{command}");
         let lines: Vec<&str> = help.stdout.lines().collect();
-        for (i, line) in lines.iter().enumerate().filter(|(_, l)| l.trim_start().starts_with("--")) {
-            let told = line.trim_start().split_once("  ").is_some() || lines.get(i + 1).is_some_and(|l| !l.is_empty());
-            assert!(told, "{command}: {line}");
+        let indent = |line: &str| line.len() - line.trim_start().len();
+        let mut options = 0;
+        let is_option = |line: &str| line.starts_with(' ') && line.trim_start().starts_with('-');
+        // A value that an option takes begins with a dash and a space.
+        let is_value = |line: &str| line.trim_start().starts_with("- ");
+        for (i, line) in lines.iter().enumerate().filter(|(_, l)| is_option(l) && !is_value(l)) {
+            // Beside it, or below it and further in; what values it takes is not what it does.
+            let beside = line.trim_start().split_once("  ").map(|(_, words)| words);
+            let below = lines.get(i + 1).filter(|next| indent(next) > indent(line)).map(|next| next.trim_start());
+            let told = beside.or(below).unwrap_or_default();
+            assert!(told.starts_with(char::is_alphabetic), "{command}: {line}: {told}");
+            options += 1;
         }
+        assert!(options >= 2, "{command}: {options} options");
     }
+}
+
+/// `--quiet` leaves errors, and takes away what is told without it.
+#[test]
+fn quiet_leaves_errors() {
+    let model = fixture("st-tiny").display().to_string();
+    let long = "the parser ".repeat(40);
+    let input = [long.as_bytes(), b"\nna\xefve\n"].concat();
+    let stderr = |more: &[&str]| {
+        let ran = run_with_input(&[&["embed", "--model", &model][..], more].concat(), &input).expect(1);
+        assert_eq!(ran.json().len(), 1);
+        ran.stderr
+    };
+    let (told, quiet) = (stderr(&[]), stderr(&["--quiet"]));
+    assert!(told.contains("note: texts longer than 24 tokens") && told.contains("embedded 1 texts"), "{told}");
+    assert_eq!(quiet, "error: stdin: line 2: not UTF-8 at byte 2 of the line\n");
 }
 
 /// The process has the threads that were asked for, and its first one; on any machine, more or fewer than it has cores.

@@ -81,6 +81,23 @@ fn a_folder_becomes_pieces_with_paths_and_lines() {
     assert_eq!(std::fs::read_to_string(&output).unwrap(), first);
 }
 
+/// What an output's files are called is left out, and not what only begins so.
+#[test]
+fn files_beside_the_output_are_read() {
+    let folder = scratch("beside");
+    for name in
+        ["vectors.rs", "vectors.ids.txt", "rows.rs", "vectors.ids", "vectors.offsets.partial", "vectors.journal"]
+    {
+        std::fs::write(folder.join(name), "hello\n").unwrap();
+    }
+    std::fs::remove_file(folder.join("vectors.journal")).unwrap();
+    let (output, cache) = (folder.join("vectors"), folder.join("rows").display().to_string());
+    embed(&folder, &output, &["--split", "none", "--cache", &cache, "--resume"]).expect(0);
+    let text = std::fs::read_to_string(&output).unwrap();
+    let ids: Vec<Value> = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["id"].clone()).collect();
+    assert_eq!(ids, ["rows.rs", "vectors.ids.txt", "vectors.rs"]);
+}
+
 /// A killed run of a folder goes on amid a file.
 #[test]
 fn a_folder_is_gone_on_with_amid_a_file() {
@@ -94,18 +111,36 @@ fn a_folder_is_gone_on_with_amid_a_file() {
     embed(&corpus, &whole, &["--checkpoint", "3"]).expect(1);
     let time = start.elapsed();
     let output = folder.join("out.jsonl");
+    let more = ["--checkpoint", "3", "--resume"];
     let mut random = Random(7);
-    for round in 0.. {
-        let mut child = command(&corpus, &output, &["--checkpoint", "3", "--resume"]).spawn().unwrap();
-        if round < 6 {
-            std::thread::sleep(time / 3 + Duration::from_micros(random.below(time.as_micros() as u64 / 3)));
-            child.kill().unwrap();
+    let (mut kills, mut amid) = (0, 0);
+    let remove =
+        || ["out.jsonl", "out.jsonl.journal"].iter().for_each(|f| std::fs::remove_file(folder.join(f)).unwrap());
+    // Killed at random until three have left the long file half done; none of them may have come to the end.
+    while amid < 3 {
+        let mut child = command(&corpus, &output, &more).spawn().unwrap();
+        std::thread::sleep(Duration::from_micros(random.below(time.as_micros() as u64)));
+        child.kill().unwrap();
+        if ended(child).code != -1 {
+            remove();
+            continue;
         }
-        if ended(child).code == 1 {
-            break;
+        kills += 1;
+        assert!(kills < 200, "{amid} of {kills} kills left a file half done");
+        // Pieces of the record that was begun last; the long one is cut into more than any other.
+        let half_done = folder.join("out.jsonl.journal").exists()
+            && journal(&output).last().is_some_and(|e| e["batch"]["batch"]["place"]["pieces"].as_u64() > Some(20));
+        if half_done {
+            let mut child = command(&corpus, &output, &more).spawn().unwrap();
+            drop(child.stdin.take());
+            let ran = ended(child).expect(1);
+            assert!(ran.stderr.contains("texts are there already"), "{}", ran.stderr);
+            assert_eq!(std::fs::read(&output).unwrap(), std::fs::read(&whole).unwrap());
+            remove();
+            amid += 1;
         }
     }
-    assert_eq!(std::fs::read(&output).unwrap(), std::fs::read(&whole).unwrap());
+    println!("{kills} kills, {amid} of them amid a file");
 }
 
 #[test]

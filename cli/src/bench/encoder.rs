@@ -13,7 +13,7 @@ use super::machine::Limit;
 use super::report::{Done, Row};
 use crate::encoder::{Encoder, Plan, Request};
 use crate::failure::{Failure, Result};
-use crate::input::{InputArgs, InputFormat, Pieces, Records};
+use crate::input::{Amount, InputArgs, InputFormat, Pieces, Records};
 
 /// Tokens of a row of sequences, at least.
 const TOKENS: usize = 1024;
@@ -35,7 +35,7 @@ pub fn texts(input: &Path) -> Result<Vec<String>> {
     let mut items = Pieces::new(Records::open(&[], &args, &[])?, None);
     let mut texts = Vec::new();
     loop {
-        let window = items.window(512)?;
+        let window = items.window(Amount::texts(512), str::len)?;
         if window.is_empty() {
             break;
         }

@@ -7,6 +7,7 @@ use kin_infer::durable::{Conflict, DurableFiles};
 use kin_infer::embedder::Counted;
 use kin_infer::watchdog::{EmbedConfig, EmbedWatchdog, Phase, Run as Watched};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::OnLong;
 use super::encode::Rows;
@@ -17,8 +18,8 @@ use crate::output::Sink;
 use crate::progress::{Count, Cut, Progress};
 use crate::rows::Layout;
 
-/// Between two commits at most.
-const COMMIT: Duration = Duration::from_secs(1);
+/// Between two commits.
+pub const COMMIT: Duration = Duration::from_secs(1);
 
 /// What the journal keeps of a batch.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -60,13 +61,13 @@ impl Delivery {
         Self { layout, target, progress, on_long, cut, failed: 0, batch, committed, durable, watchdog }
     }
 
-    /// Has a watchdog look at what is committed from here on, by the environment's rules.
-    pub fn watch(&mut self) -> Result<Watched> {
+    /// Has a watchdog look at what is committed from here on.
+    pub fn watch(&mut self, config: EmbedConfig) -> Watched {
         // What is committed is on disk already: there is nothing to flush.
-        let watchdog = EmbedWatchdog::start(EmbedConfig::from_env()?, |_| ());
+        let watchdog = EmbedWatchdog::start(EmbedConfig { report_to_stderr: false, ..config }, self.progress.trip());
         let run = watchdog.run();
         self.watchdog = Some(watchdog);
-        Ok(run)
+        run
     }
 
     /// Goes to where earlier sessions came to; what failed in them is told again.
@@ -113,11 +114,7 @@ impl Delivery {
     pub fn deliver(&mut self, item: &Item, row: &kin_infer::Result<Counted<Encoded>>, rows: &Rows) -> Result<()> {
         let row = match row {
             Ok(row) => row,
-            Err(InferError::Cancelled) => return Err(Failure::Failed("ended by the watchdog".to_string())),
-            Err(e) => {
-                self.fail(format!("id {}: {}", id_field(&item.id), item_detail(e)));
-                return Ok(());
-            }
+            Err(e) => return failure(&item.id, e).map(|why| self.fail(why)),
         };
         if row.truncated {
             let window = &rows.encoder.window_of(&rows.request);
@@ -138,21 +135,25 @@ impl Delivery {
         }
     }
 
-    /// Whether a commit is due: a second after the last, or after so many texts. A reader of stdout sees all at once.
-    pub fn is_due(&self, texts: usize) -> bool {
-        matches!(self.target, Target::Stdout(_))
-            || self.batch.texts + self.batch.failed.len() >= texts
-            || self.committed.elapsed() >= COMMIT
+    /// Texts, failed ones among them, that are not committed.
+    pub fn pending(&self) -> usize {
+        self.batch.texts + self.batch.failed.len()
     }
 
-    /// What was delivered so far counts from here on.
-    pub fn commit(&mut self, pieces: &Pieces) -> Result<()> {
+    /// Whether a commit is due: so long after the last, or after so many texts. A reader of stdout sees all at once.
+    pub fn is_due(&self, time: Duration, texts: usize) -> bool {
+        matches!(self.target, Target::Stdout(_)) || self.pending() >= texts || self.committed.elapsed() >= time
+    }
+
+    /// What was delivered so far counts from here on; it is the input up to `place`.
+    pub fn commit(&mut self, place: Place) -> Result<()> {
         self.committed = Instant::now();
         let mut batch = std::mem::take(&mut self.batch);
+        let read_bytes = place.bytes;
         match &mut self.target {
             Target::Stdout(sink) => sink.flush()?,
             Target::Files(files) => {
-                batch.place = pieces.place();
+                batch.place = place;
                 let watchdog = self.watchdog.as_ref();
                 watchdog.iter().for_each(|w| w.run().enter(Phase::Write));
                 files.commit(&batch)?;
@@ -160,7 +161,7 @@ impl Delivery {
                 self.durable = true;
             }
         }
-        self.progress.advance(batch.texts, batch.tokens, pieces.records().read_bytes);
+        self.progress.advance(batch.texts, batch.tokens, read_bytes);
         Ok(())
     }
 
@@ -180,5 +181,43 @@ impl Delivery {
         ];
         self.progress.finish("embedded", &rest);
         Ok(Done::with_failures(self.failed))
+    }
+}
+
+/// Why a text has no row, to be told and kept: what is the text's own fault, and would be the same in any other run.
+///
+/// # Errors
+/// Everything else, such as too little memory or a device that failed, ends the run: another one gives that text its row.
+fn failure(id: &Value, error: &InferError) -> Result<String> {
+    let why = format!("id {}: {}", id_field(id), item_detail(error));
+    if error.is_of_item() { Ok(why) } else { Err(Failure::Failed(why)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_wrong_with_a_text_is_kept() {
+        let text = || "x".to_string();
+        let kept = [
+            InferError::input(3, "too long"),
+            InferError::NonFiniteOutput { item: 3, stage: text() },
+            InferError::TokenizerError { file: "tokenizer.json".into(), detail: text() },
+        ];
+        for error in kept {
+            let why = failure(&"d7".into(), &error).expect("kept");
+            assert!(why.starts_with("id d7: ") && !why.contains("input 3"), "{why}");
+        }
+        let ends = [
+            InferError::OutOfMemory { what: "activations".to_string(), bytes: 1 << 40 },
+            InferError::BackendError { backend: "cuda".to_string(), operation: text(), detail: text() },
+            InferError::io("model.safetensors", std::io::ErrorKind::UnexpectedEof.into()),
+            InferError::InvalidArgument(text()),
+        ];
+        for error in ends {
+            let Err(Failure::Failed(why)) = failure(&"d7".into(), &error) else { panic!("{error} is kept") };
+            assert_eq!(why, format!("id d7: {error}"));
+        }
     }
 }

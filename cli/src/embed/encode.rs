@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::rc::Rc;
 
+use kin_infer::InferError;
 use kin_infer::durable::{RowCache, RowKey};
 use kin_infer::embedder::Counted;
 use kin_infer::watchdog::Run;
@@ -22,19 +23,36 @@ pub struct Rows {
     cache: Option<(RowCache, Vec<(String, String)>)>,
     /// Texts that were not embedded, because they were known.
     pub known: usize,
+    /// What those that were embedded weigh; see [`weight`](Self::weight).
+    pub computed: usize,
+    run: Run,
+    /// Texts of the run before the next.
+    before: u64,
 }
+
+/// Bytes of text that a token has, about.
+const TOKEN: usize = 4;
 
 type Row = kin_infer::Result<Counted<Encoded>>;
 
 impl Rows {
     pub fn new(encoder: Encoder, request: Request) -> Self {
         let dimension = request.dimensions.unwrap_or(encoder.dimension());
-        Self { encoder: Rc::new(encoder), request, dimension, cache: None, known: 0 }
+        let encoder = Rc::new(encoder);
+        Self { encoder, request, dimension, cache: None, known: 0, computed: 0, run: Run::new(), before: 0 }
     }
 
-    /// As part of a run that is watched.
-    pub fn watched(&mut self, run: &Run) {
+    /// As part of a run that embedded so many texts `before`.
+    pub fn in_run(&mut self, run: &Run, before: usize) {
         self.encoder = Rc::new(Encoder::clone(&self.encoder).with_run(run));
+        (self.run, self.before) = (run.clone(), before as u64);
+    }
+
+    /// What embedding a text costs, in bytes of text: no more than the window holds counts, and no text is free.
+    pub fn weight(&self) -> impl Fn(&str) -> usize + use<> {
+        let prompt = self.encoder.prompt(&self.request).len() + 2 * TOKEN;
+        let most = self.encoder.window_of(&self.request).limit.saturating_mul(TOKEN);
+        move |text| (text.len() + prompt).min(most)
     }
 
     /// Keeps rows in a file; `identity` is all but the text that they depend on.
@@ -43,20 +61,33 @@ impl Rows {
         Ok(())
     }
 
-    /// Gives `each` the row of every text, in order, in portions whose rows fit memory.
-    pub fn encode(&mut self, texts: &[&str], mut each: impl FnMut(&Self, usize, &Row) -> Result<()>) -> Result<()> {
+    /// Gives `each` the row of every text, in order, in portions whose rows fit memory. A portion during which the run is
+    /// cancelled gives none, and neither do those after it: then it is `false`.
+    pub fn encode(&mut self, texts: &[&str], each: impl FnMut(&Self, usize, &Row) -> Result<()>) -> Result<bool> {
+        let whole = self.portions(texts, each);
+        // What was embedded is known from here on, whatever became of the rest.
+        if let Some((cache, _)) = &mut self.cache {
+            cache.flush()?;
+        }
+        whole
+    }
+
+    fn portions(&mut self, texts: &[&str], mut each: impl FnMut(&Self, usize, &Row) -> Result<()>) -> Result<bool> {
         let mut start = 0;
         for portion in portions(texts, self.encoder.kind()) {
+            // Equal and known texts are left out of what is embedded: an item lies at its number or later.
+            self.run.items_from(self.before);
             let (rows, places) = self.unique(portion)?;
+            if rows.iter().any(|row| matches!(row, Err(InferError::Cancelled))) {
+                return Ok(false);
+            }
             for (i, place) in places.into_iter().enumerate() {
                 each(self, start + i, &rows[place])?;
             }
             start += portion.len();
+            self.before += portion.len() as u64;
         }
-        if let Some((cache, _)) = &mut self.cache {
-            cache.flush()?;
-        }
-        Ok(())
+        Ok(true)
     }
 
     /// The rows of the different texts, and which of them each text has.
@@ -75,7 +106,11 @@ impl Rows {
     }
 
     fn rows(&mut self, texts: &[&str]) -> Result<Vec<Row>> {
-        let Some((cache, identity)) = &mut self.cache else { return self.encoder.encode(texts, &self.request) };
+        let weight = self.weight();
+        let Some((cache, identity)) = &mut self.cache else {
+            self.computed += texts.iter().map(|text| weight(text)).sum::<usize>();
+            return self.encoder.encode(texts, &self.request);
+        };
         let keys: Vec<RowKey> = texts.iter().map(|text| RowKey::new(identity, text)).collect();
         let mut rows: Vec<Option<Row>> = Vec::with_capacity(texts.len());
         for key in &keys {
@@ -84,7 +119,9 @@ impl Rows {
         }
         let absent: Vec<usize> = (0..texts.len()).filter(|i| rows[*i].is_none()).collect();
         self.known += texts.len() - absent.len();
-        let made = self.encoder.encode(&absent.iter().map(|i| texts[*i]).collect::<Vec<_>>(), &self.request)?;
+        let new: Vec<&str> = absent.iter().map(|i| texts[*i]).collect();
+        self.computed += new.iter().map(|text| weight(text)).sum::<usize>();
+        let made = self.encoder.encode(&new, &self.request)?;
         for (i, row) in absent.into_iter().zip(made) {
             if let Ok(row) = &row {
                 cache.put(keys[i], &to_bytes(row));

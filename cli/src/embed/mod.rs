@@ -3,6 +3,8 @@
 mod cached;
 mod deliver;
 mod encode;
+mod own;
+mod pace;
 mod run;
 
 use std::path::{Path, PathBuf};
@@ -27,7 +29,10 @@ are delivered and the exit code is 1.
 A run into a file can be long. Every second or so, what it has made is put on disk for good in FILE.partial, and noted
 in FILE.journal; the file gets its name when it is whole. After a crash, a kill or a full disk, the same command with
 --resume goes on, and ends with the same bytes as if nothing had happened. It refuses when the input, the model or an
-option has changed. Two runs on one output never mix: the second is refused. docs/operations.md says what is guaranteed.
+option has changed. Two runs on one output never mix: the second is refused. Too little memory or a device that fails is
+no text's fault: it ends the run, and --resume goes on. docs/operations.md says what is guaranteed.
+
+Ctrl-C ends a run into a file once what was made is on disk, with exit code 130; a second one ends the program at once.
 
 --input FOLDER embeds a code base: its text files in the order of their paths, without hidden ones and what .gitignore
 leaves out, cut at line boundaries into pieces that fit the model. Ids are PATH:FIRST-LAST, with the lines from 1.

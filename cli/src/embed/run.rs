@@ -1,26 +1,26 @@
 //! A run: from records to rows that are on disk for good.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use kin_infer::InferError;
-use kin_infer::durable::{Conflict, Found, Locked, Resumed, model_digest};
+use kin_infer::durable::{Conflict, Found as Journal, Locked, Resumed, model_digest};
+use kin_infer::resource::ResourcePlan;
+use kin_infer::watchdog::Run as Watched;
 
-use super::Args;
-use super::deliver::{Batch, Delivery, Target};
+use super::deliver::{Batch, COMMIT, Delivery, Target};
 use super::encode::Rows;
+use super::pace::Pace;
+use super::{Args, own};
 use crate::encoder::Plan;
 use crate::failure::{Done, Failure, Result};
-use crate::input::{Pieces, Records, Split, Splitter, Survey};
+use crate::input::{Bad, Found, Pieces, Records, Split, Splitter, Survey};
 use crate::interrupt::Interrupt;
 use crate::output::Sink;
 use crate::progress::Progress;
 use crate::rows::Layout;
 use crate::talk;
 
-/// Texts that are embedded at once: at first, at least, at most.
-const WINDOW: (usize, usize, usize) = (64, 16, 512);
-/// How long a window may take before it is made smaller; under a quarter of it, it is made larger.
-const WINDOW_TIME: Duration = Duration::from_secs(2);
 /// What is known of a run before its first text.
 struct Start {
     split: Split,
@@ -32,8 +32,9 @@ struct Start {
 
 pub fn run(mut args: Args) -> Result<Done> {
     talk::set_format(args.log_format);
+    let resources = args.compute.plan()?;
     let texts = std::mem::take(&mut args.texts);
-    let own: Vec<_> = args.file().into_iter().chain(args.cache.as_deref()).collect();
+    let own = own::files(&args)?;
     let records = Records::open(&texts, &args.input, &own)?;
     let folder = args.model.folder()?;
     let plan = Plan::new(&folder, args.pooling)?;
@@ -71,13 +72,17 @@ pub fn run(mut args: Args) -> Result<Done> {
             progress.phase("checking what is there");
             match begin(locked, &args, &identity, &layout, &mut start.earlier)? {
                 Resumed::Unfinished(files) => Target::Files(files),
-                Resumed::Finished => return Ok(finished(&start.earlier, &progress)),
+                Resumed::Finished => {
+                    if start.survey.is_none() {
+                        compare(records, &args, start.earlier.last())?;
+                    }
+                    return Ok(finished(&start.earlier, &progress));
+                }
             }
         }
     };
-    let windows = WINDOW.0.min(args.checkpoint as usize);
     let out = Delivery::new(layout, target, progress, args.on_long);
-    Run { args: &args, rows, out, windows }.all(records, start)
+    Run { args: &args, rows, out, resources }.all(records, start)
 }
 
 /// Takes the output, if it is a file, unless that loses what an unfinished run made.
@@ -86,10 +91,10 @@ fn lock(args: &Args) -> Result<Option<Locked>> {
     let locked = Locked::lock(path)?;
     let no = |why: &str| Err(Failure::Failed(format!("{}: {why}", path.display())));
     match locked.found()? {
-        Found::Unfinished { .. } if !args.resume && !args.restart => {
+        Journal::Unfinished { .. } if !args.resume && !args.restart => {
             no("an unfinished run is there; --resume goes on with it, --restart begins anew")
         }
-        Found::Nothing if args.resume && path.exists() => {
+        Journal::Nothing if args.resume && path.exists() => {
             no("it is there, and no journal of its run: nothing to go on with; --restart replaces it")
         }
         _ => Ok(Some(locked)),
@@ -117,6 +122,18 @@ fn explain(error: InferError) -> Failure {
     Failure::Failed(format!("{error}{}", if changed { "; --restart begins anew" } else { "" }))
 }
 
+/// Reads an input that could not be read before, and refuses another one than that of the finished run.
+fn compare(mut records: Records, args: &Args, last: Option<&Batch>) -> Result<()> {
+    while records.next()?.is_some() {}
+    let (recorded, found) = (last.map(|batch| batch.place.input.clone()).unwrap_or_default(), records.digest());
+    if recorded == found {
+        return Ok(());
+    }
+    let target = args.file().unwrap_or(Path::new("-")).to_path_buf();
+    let conflict = Conflict::Changed { what: "input".to_string(), recorded, found };
+    Err(explain(InferError::RunConflict { target, conflict }))
+}
+
 /// An earlier run came to its end: its failures are told again.
 fn finished(earlier: &[Batch], progress: &Progress) -> Done {
     let failed: Vec<&String> = earlier.iter().flat_map(|batch| &batch.failed).collect();
@@ -131,6 +148,7 @@ fn model_identity(args: &Args, rows: &Rows, model: String) -> Vec<(String, Strin
     let request = &rows.request;
     let pairs = [
         ("precision", format!("{:?}", args.precision.get())),
+        ("arithmetic", rows.encoder.arithmetic()),
         ("kin-infer", env!("CARGO_PKG_VERSION").to_string()),
         ("model", model),
         ("--pooling", format!("{:?}", args.pooling)),
@@ -164,8 +182,7 @@ struct Run<'a> {
     args: &'a Args,
     rows: Rows,
     out: Delivery,
-    /// Texts of the next window.
-    windows: usize,
+    resources: ResourcePlan,
 }
 
 impl Run<'_> {
@@ -174,16 +191,19 @@ impl Run<'_> {
         let mut pieces = Pieces::new(records, self.splitter(start.split)?);
         self.out.begin(&mut pieces, &start.earlier, total_bytes)?;
         // Of stdin, nobody knows when more comes: that nothing does is no sign of death.
-        if start.survey.is_some() {
-            self.rows.watched(&self.out.watch()?);
+        let watched = start.survey.is_some();
+        let run = if watched { self.out.watch(self.resources.watchdog.config()) } else { Watched::new() };
+        run.set_planned_bytes(self.resources.embedding.memory_bytes.value.unwrap_or(0));
+        self.rows.in_run(&run, start.earlier.iter().map(|batch| batch.texts + batch.failed.len()).sum());
+        // A run into stdout keeps nothing that Ctrl-C could cost.
+        let interrupt = if self.args.file().is_some() { Some(Interrupt::install()?) } else { None };
+        if let Some(interrupt) = &interrupt {
+            interrupt.sets(run.cancel_flag())?;
+            interrupt.begin();
         }
-        match self.windows(&mut pieces) {
-            Err(Failure::Failed(why)) if self.out.durable => {
-                let rest = "what was embedded so far is kept: the same command with --resume goes on";
-                return Err(Failure::Failed(format!("{why}\n{rest}")));
-            }
-            other => other?,
-        }
+        let ended = self.windows(&mut pieces, interrupt.as_ref());
+        interrupt.iter().for_each(Interrupt::end);
+        ended.map_err(|failure| self.resumable(failure))?;
         if start.survey.is_some_and(|survey| survey.digest != pieces.records().digest()) {
             self.out.fail("the input changed while it was read; the vectors are those of what was read".to_string());
         }
@@ -205,49 +225,72 @@ impl Run<'_> {
         Ok(Some(Splitter { count: Box::new(move |texts| encoder.lengths(texts, &request)), limit, cuts }))
     }
 
-    fn windows(&mut self, pieces: &mut Pieces) -> Result<()> {
-        let interrupt = if self.args.file().is_some() { Some(Interrupt::install()?) } else { None };
-        interrupt.iter().for_each(Interrupt::begin);
+    /// A failure, and what to do about it where something was committed.
+    fn resumable(&self, failure: Failure) -> Failure {
+        let with_rest =
+            |why| format!("{why}\nwhat was embedded so far is kept: the same command with --resume goes on");
+        match failure {
+            Failure::Failed(why) if self.out.durable => Failure::Failed(with_rest(why)),
+            Failure::Interrupted(why) if self.out.durable => Failure::Interrupted(with_rest(why)),
+            other => other,
+        }
+    }
+
+    fn windows(&mut self, pieces: &mut Pieces, interrupt: Option<&Interrupt>) -> Result<()> {
+        // Several commits lie in any time over which the watchdog takes the rate.
+        let floor = Duration::try_from_secs_f64(self.resources.watchdog.floor_window_secs.value);
+        let time = floor.map_or(COMMIT, |floor| COMMIT.min(floor / 8));
+        let checkpoint = self.args.checkpoint as usize;
+        let (mut pace, weight) = (Pace::new(time), self.rows.weight());
+        let interrupted = || interrupt.is_some_and(Interrupt::cancelled);
         loop {
-            let start = Instant::now();
-            let window = pieces.window(self.windows)?;
-            let interrupted = interrupt.as_ref().is_some_and(Interrupt::cancelled);
+            let (before, pending) = (pieces.place(), self.out.pending());
+            let window = pieces.window(pace.amount(checkpoint - pending), &weight)?;
+            let last = window.is_empty();
+            let (start, computed) = (Instant::now(), self.rows.computed);
+            if !self.window(window)? {
+                // Rows of this window may be in the files already; those before it are whole.
+                if self.out.pending() == pending {
+                    self.out.commit(before)?;
+                }
+                return Err(if interrupted() {
+                    interruption()
+                } else {
+                    Failure::Failed("ended by the watchdog".into())
+                });
+            }
+            pace.took(start.elapsed(), self.rows.computed - computed);
+            if last || interrupted() || self.out.is_due(time, checkpoint) {
+                self.out.commit(pieces.place())?;
+            }
             // A pipe may end because its writer was interrupted too.
-            if window.is_empty() && !interrupted {
-                return self.out.commit(pieces);
+            if interrupted() {
+                return Err(interruption());
             }
-            self.window(window)?;
-            self.pace(start.elapsed());
-            if interrupted || self.out.is_due(self.args.checkpoint as usize) {
-                self.out.commit(pieces)?;
-            }
-            if interrupted {
-                return Err(Failure::Failed("interrupted".to_string()));
+            if last {
+                return Ok(());
             }
         }
     }
 
-    /// Encodes a window and delivers its rows.
-    fn window(&mut self, window: Vec<crate::input::Found>) -> Result<()> {
-        let mut items = Vec::with_capacity(window.len());
+    /// Encodes a window and delivers its rows; `false` where the run was cancelled before all were there.
+    fn window(&mut self, window: Vec<Found>) -> Result<bool> {
+        let (mut items, mut bad) = (Vec::with_capacity(window.len()), Vec::new());
         for found in window {
             match found {
                 Ok(item) => items.push(item),
-                Err(bad) => self.out.fail(bad.0),
+                Err(Bad(why)) => bad.push(why),
             }
         }
         let texts: Vec<&str> = items.iter().map(|item| item.text.as_str()).collect();
-        self.rows.encode(&texts, |rows, i, row| self.out.deliver(&items[i], row, rows))
-    }
-
-    /// Windows small enough that something is to be seen, and large enough that all threads have work.
-    fn pace(&mut self, took: Duration) {
-        let (_, least, most) = WINDOW;
-        if took > WINDOW_TIME {
-            self.windows = (self.windows / 2).max(least);
-        } else if took < WINDOW_TIME / 4 {
-            self.windows = (self.windows * 2).min(most);
+        let whole = self.rows.encode(&texts, |rows, i, row| self.out.deliver(&items[i], row, rows))?;
+        if whole {
+            bad.into_iter().for_each(|why| self.out.fail(why));
         }
-        self.windows = self.windows.min(self.args.checkpoint as usize);
+        Ok(whole)
     }
+}
+
+fn interruption() -> Failure {
+    Failure::Interrupted("interrupted".to_string())
 }

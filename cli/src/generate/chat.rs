@@ -44,7 +44,7 @@ pub fn run(args: &Args, session: &Session, interrupt: &Interrupt) -> Result<Done
         }
     }
     if interrupt.cancelled() && made == 0 {
-        std::process::exit(interrupt::STATUS);
+        std::process::exit(interrupt::STATUS.into());
     }
     Ok(Done::Whole)
 }

@@ -1,5 +1,6 @@
 //! The text files of a folder, without what git ignores, in the order of their paths.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -14,21 +15,17 @@ const SNIFFED: u64 = 8000;
 pub struct Folder {
     root: PathBuf,
     walk: Walk,
-    /// Folders with the start of the names in them that are not input.
-    own: Vec<(PathBuf, String)>,
+    /// Files that are not input.
+    own: HashSet<PathBuf>,
     /// Files that hold no text.
     pub left_out: usize,
 }
 
 impl Folder {
-    pub fn open(root: &Path, own: &[&Path]) -> Self {
+    /// The files of `own`, real paths, are no input.
+    pub fn open(root: &Path, own: &[PathBuf]) -> Self {
         let walk = WalkBuilder::new(root).require_git(false).sort_by_file_name(Ord::cmp).build();
-        let own = own.iter().filter_map(|path| {
-            let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-            let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            Some((folder.canonicalize().ok()?, path.file_name()?.to_str()?.to_string()))
-        });
-        Self { root: root.to_path_buf(), walk, own: own.collect(), left_out: 0 }
+        Self { root: root.to_path_buf(), walk, own: own.iter().cloned().collect(), left_out: 0 }
     }
 
     pub fn next(&mut self, tee: &mut Tee) -> Option<Found> {
@@ -73,12 +70,9 @@ impl Folder {
         Ok((!text.trim().is_empty()).then(|| Item { id: id.into(), text }))
     }
 
-    /// Whether a file is the output, beside it or its cache.
+    /// Whether a file is one of the run's own.
     fn is_own(&self, entry: &DirEntry) -> bool {
-        let name = entry.file_name().to_str().unwrap_or_default();
-        let beside = |own: &str| name.strip_prefix(own).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
-        self.own.iter().any(|(folder, own)| {
-            beside(own) && entry.path().parent().and_then(|p| p.canonicalize().ok()).as_ref() == Some(folder)
-        })
+        let is_own = |path: PathBuf| self.own.contains(&path);
+        !self.own.is_empty() && entry.path().canonicalize().is_ok_and(is_own)
     }
 }

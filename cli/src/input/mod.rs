@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 use crate::failure::{Failure, Result};
 use folder::Folder;
 use lines::Lines;
-pub use split::{Pieces, Place, Split, Splitter};
+pub use split::{Amount, Pieces, Place, Split, Splitter};
 
 /// Largest size of a record. A tokenizer takes a hundred times the memory of its text.
 const LONGEST: usize = 32 << 20;
@@ -83,9 +83,9 @@ pub struct Survey {
 }
 
 impl Records {
-    /// From the texts of the command line if there are any, else from `args`. Of a folder, the files whose names begin
-    /// with one of `own` are no input: the output may lie in it.
-    pub fn open(texts: &[String], args: &InputArgs, own: &[&Path]) -> Result<Self> {
+    /// From the texts of the command line if there are any, else from `args`. Of a folder, the files of `own`, real
+    /// paths, are no input: the output may lie in it.
+    pub fn open(texts: &[String], args: &InputArgs, own: &[PathBuf]) -> Result<Self> {
         let new = |source, total_bytes| Self { source, total_bytes, read_bytes: 0, read: 0, hash: Sha256::new() };
         if !texts.is_empty() {
             let texts = texts.to_vec();
@@ -106,7 +106,7 @@ impl Records {
     }
 
     /// Reads the whole input, if it can be read twice.
-    pub fn survey(texts: &[String], args: &InputArgs, own: &[&Path]) -> Result<Option<Survey>> {
+    pub fn survey(texts: &[String], args: &InputArgs, own: &[PathBuf]) -> Result<Option<Survey>> {
         if texts.is_empty() && args.file().is_none_or(|path| !path.is_file() && !path.is_dir()) {
             return Ok(None);
         }
@@ -117,7 +117,7 @@ impl Records {
 
     /// SHA-256 over all that was read so far, in hexadecimal digits.
     pub fn digest(&self) -> String {
-        self.hash.clone().finalize().iter().map(|b| format!("{b:02x}")).collect()
+        kin_infer::hex(&self.hash.clone().finalize())
     }
 
     pub fn is_folder(&self) -> bool {
@@ -148,7 +148,7 @@ impl Records {
 
 impl InputArgs {
     /// The file or folder, if it is not stdin.
-    fn file(&self) -> Option<&Path> {
+    pub fn file(&self) -> Option<&Path> {
         self.input.as_deref().filter(|p| *p != Path::new("-"))
     }
 }

@@ -66,6 +66,24 @@ pub struct Place {
     pub pieces: u64,
     /// SHA-256 of the input up to the end of that record.
     pub input: String,
+    /// Bytes of it.
+    pub bytes: u64,
+}
+
+/// How much a window holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Amount {
+    /// Texts and unreadable records.
+    pub texts: usize,
+    /// What the texts weigh together; the text that passes it is the last one.
+    pub weight: usize,
+}
+
+impl Amount {
+    /// So many texts, whatever they weigh.
+    pub fn texts(texts: usize) -> Self {
+        Self { texts, weight: usize::MAX }
+    }
 }
 
 /// The texts to embed, in the order of their records.
@@ -86,12 +104,15 @@ impl Pieces {
         &self.records
     }
 
-    /// The next texts, at most `most`, and unreadable records, in order; empty at the end.
-    pub fn window(&mut self, most: usize) -> Result<Vec<Found>> {
-        let (mut window, mut bytes) = (Vec::new(), 0);
-        while window.len() < most && bytes < WINDOW_BYTES {
+    /// The next texts and unreadable records, in order; empty at the end. `weigh` says what a text weighs.
+    pub fn window(&mut self, most: Amount, weigh: impl Fn(&str) -> usize) -> Result<Vec<Found>> {
+        let (mut window, mut bytes, mut weight) = (Vec::new(), 0, 0);
+        while window.len() < most.texts && weight < most.weight && bytes < WINDOW_BYTES {
             let Some(found) = self.next()? else { break };
-            bytes += found.as_ref().map_or(0, |item| item.text.len());
+            if let Ok(item) = &found {
+                bytes += item.text.len();
+                weight += weigh(&item.text);
+            }
             window.push(found);
         }
         Ok(window)
@@ -131,7 +152,8 @@ impl Pieces {
 
     /// After all that was taken so far.
     pub fn place(&self) -> Place {
-        Place { records: self.records.read, pieces: self.taken, input: self.records.digest() }
+        let records = &self.records;
+        Place { records: records.read, pieces: self.taken, input: records.digest(), bytes: records.read_bytes }
     }
 
     /// Goes to a place that an earlier run of the same input came to; `false` if the input is another.

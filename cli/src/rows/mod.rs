@@ -4,6 +4,7 @@ mod columns;
 mod jsonl;
 mod parquet;
 
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use clap::ValueEnum;
@@ -51,8 +52,25 @@ pub struct Layout {
     pub dimension: usize,
 }
 
+/// What the name of the offsets has after the array's.
+const OFFSETS: &str = ".offsets";
+
 /// The number 0 as offset of the first text.
 const FIRST_OFFSET: [u8; 8] = 0i64.to_le_bytes();
+
+/// What the names of an output's files have after the output's own, of whatever form it is.
+const SUFFIXES: [&str; 7] = ["", ".ids", OFFSETS, ".values", ".lengths", ".numbers", ".counts"];
+
+/// The names that the files of an output may have, by the output's own name; those in the making and the journal too.
+pub fn names(output: &OsStr) -> Vec<OsString> {
+    let with = |end: &str| {
+        let mut name = output.to_owned();
+        name.push(end);
+        name
+    };
+    let files = SUFFIXES.into_iter().flat_map(|suffix| [with(suffix), with(&format!("{suffix}.partial"))]);
+    files.chain([with(".journal")]).collect()
+}
 
 impl Layout {
     /// Refuses what a format cannot hold.
@@ -78,7 +96,7 @@ impl Layout {
             Format::Npy => {
                 let mut parts = vec![Part::with_head("", npy::HEADER), Part::named(".ids")];
                 if self.kind == Kind::Tokens {
-                    parts.push(Part::with_head(".offsets", npy::HEADER + FIRST_OFFSET.len()));
+                    parts.push(Part::with_head(OFFSETS, npy::HEADER + FIRST_OFFSET.len()));
                 }
                 parts
             }
@@ -148,6 +166,9 @@ impl Layout {
                 if self.kind == Kind::Tokens {
                     let texts = files.appended(2) as usize / FIRST_OFFSET.len();
                     heads.push((2, [npy::list_header(texts + 1), FIRST_OFFSET.to_vec()].concat()));
+                } else {
+                    // With it, an array is one of token vectors.
+                    files.remove_at_end(OFFSETS);
                 }
                 heads
             }

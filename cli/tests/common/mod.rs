@@ -85,6 +85,12 @@ pub fn run_with_input(arguments: &[&str], input: &[u8]) -> Ran {
     Ran::of(child.wait_with_output().unwrap())
 }
 
+/// SHA-256 in hexadecimal digits.
+pub fn sha256(bytes: &[u8]) -> String {
+    use sha2::Digest;
+    kin_infer::hex(&sha2::Sha256::digest(bytes))
+}
+
 pub fn floats(value: &Value) -> Vec<f32> {
     value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap() as f32).collect()
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Ran, fixture, kin_infer};
 
@@ -62,6 +62,20 @@ pub fn ended(mut child: Child) -> Ran {
 
 pub fn embed(input: &Path, output: &Path, more: &[&str]) -> Ran {
     ended(command(input, output, more).spawn().unwrap())
+}
+
+/// What the whole lines of an output's journal hold.
+pub fn journal(output: &Path) -> Vec<Value> {
+    let text = std::fs::read_to_string(format!("{}.journal", output.display())).unwrap();
+    let entries = text.lines().filter_map(|line| line.split_once(" {"));
+    entries.filter_map(|(_, rest)| serde_json::from_str(&format!("{{{rest}")).ok()).collect()
+}
+
+/// Texts and failures of each batch in a journal.
+pub fn batches(output: &Path) -> Vec<u64> {
+    let entries = journal(output);
+    let found = entries.iter().filter_map(|entry| entry["batch"]["batch"].as_object());
+    found.map(|batch| batch["texts"].as_u64().unwrap() + batch["failed"].as_array().unwrap().len() as u64).collect()
 }
 
 /// Numbers that look random (xorshift).
