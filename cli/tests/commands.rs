@@ -364,7 +364,7 @@ fn help_teaches() {
         let is_value = |line: &str| line.trim_start().starts_with("- ");
         for (i, line) in lines.iter().enumerate().filter(|(_, l)| is_option(l) && !is_value(l)) {
             // Beside it, or below it and further in; what values it takes is not what it does.
-            let beside = line.trim_start().split_once("  ").map(|(_, words)| words);
+            let beside = line.trim_start().split_once("  ").map(|(_, words)| words.trim_start());
             let below = lines.get(i + 1).filter(|next| indent(next) > indent(line)).map(|next| next.trim_start());
             let told = beside.or(below).unwrap_or_default();
             assert!(told.starts_with(char::is_alphabetic), "{command}: {line}: {told}");
