@@ -8,6 +8,7 @@ use serde::Deserialize;
 
 use crate::common::{Compute, Head, Model, PrecisionArg};
 use crate::failure::{Done, Failure, Result, item_detail};
+use crate::output::real_path;
 use crate::talk::error;
 use crate::tensors::TensorFile;
 
@@ -52,6 +53,9 @@ const HELD_VALUES: usize = 1 << 25;
 const LEAST_TOKENS: usize = 1024;
 
 pub fn run(args: &Args) -> Result<Done> {
+    if real_path(&args.tokens) == real_path(&args.output) {
+        return Err(Failure::Usage("--output is the --tokens file, which would be written over".to_string()));
+    }
     let sequences = read_tokens(args)?;
     let model = args.compute.load_transformer(&args.model, args.head, &args.precision)?;
     let outputs = Outputs::of(&model);

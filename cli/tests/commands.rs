@@ -49,6 +49,18 @@ fn one_a_family(fits: impl Fn(&str) -> bool) -> Vec<String> {
     names
 }
 
+#[test]
+fn forward_never_writes_over_its_tokens() {
+    let folder = scratch("forward-clash");
+    let (tokens, model) = (folder.join("ids.json"), fixture("bert-base").display().to_string());
+    let text = "{\"sequences\": [[1, 2]]}";
+    std::fs::write(&tokens, text).unwrap();
+    let (tokens, output) = (tokens.display().to_string(), folder.join("./ids.json").display().to_string());
+    let ran = run(&["forward", "--model", &model, "--tokens", &tokens, "--output", &output]).expect(2);
+    assert!(ran.stderr.contains("--output is the --tokens file"), "{}", ran.stderr);
+    assert_eq!(std::fs::read_to_string(&tokens).unwrap(), text);
+}
+
 /// Runs `forward` on a fixture's sequences that have a tensor `seq.<i>.<part>`, and gives their numbers in the fixture.
 fn forward(name: &str, part: &str, more: &[&str]) -> (std::path::PathBuf, Vec<usize>) {
     let folder = scratch(&format!("forward-{name}-{part}"));

@@ -33,7 +33,7 @@ fn profiles_and_threads_can_be_chosen() {
     assert_eq!(of(&["--profile", "proof"]), ("proof".to_string(), 1, 512));
     assert_eq!(of(&["--profile", "ci", "--threads", "3"]), ("ci".to_string(), 3, 512));
     let (profile, threads, tokens) = of(&[]);
-    assert_eq!((profile.as_str(), tokens), ("throughput", 1024));
+    assert_eq!((profile.as_str(), tokens), ("throughput", 512));
     let devices = run(&["devices", "--json"]).expect(0).json().swap_remove(0);
     assert!(threads <= devices["physical_cores"].as_u64().unwrap());
     let from_environment =
