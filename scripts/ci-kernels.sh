@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 # Runs the GPU kernels on the CPU under sanitizers: AddressSanitizer and UndefinedBehaviorSanitizer (reads and writes
 # outside of buffers), ThreadSanitizer (threads of a threadgroup that race). Needs g++ 10 or newer.
-#
-# usage: scripts/ci-kernels.sh [thread]     `thread`: ThreadSanitizer too, which takes many minutes
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -30,4 +28,4 @@ replay() {
 
 replay plain -fsanitize=undefined -fno-sanitize-recover=undefined
 ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0 replay address -fsanitize=address
-[ "${1:-}" != thread ] || TSAN_OPTIONS=halt_on_error=1 replay thread -fsanitize=thread
+TSAN_OPTIONS=halt_on_error=1 replay thread -fsanitize=thread
