@@ -44,14 +44,13 @@ pub(super) fn of_vocabulary(
     config: &JsonFile,
 ) -> std::result::Result<Tokenizer, String> {
     let prefix = config.flag("add_prefix_space").map_err(|error| error.to_string())?.unwrap_or(false);
-    // Words of the vocabulary come out whole in LLaMA 3, whatever their merges.
     let model = BPE::builder().ignore_merges(split == Split::Llama3);
     let model = model.vocab_and_merges(vocab, merges).build();
     let mut inner = Tokenizer::new(model.map_err(|error| error.to_string())?);
     let pattern = match split {
         Split::Gpt2 | Split::Digits => None,
         Split::Qwen2 => Some(QWEN2),
-        Split::Llama3 => Some(LLAMA3),
+        Split::Llama3 | Split::Dbrx => Some(LLAMA3),
     };
     let bytes = ByteLevel::new(prefix, true, pattern.is_none());
     match pattern {

@@ -42,7 +42,10 @@ pub(super) enum Split {
     /// As GPT-2's, with digits one by one.
     Digits,
     Qwen2,
+    /// Words of the vocabulary come out whole, whatever the merges.
     Llama3,
+    /// As LLaMA 3's, with merges as elsewhere.
+    Dbrx,
 }
 
 /// How the ids of a model relate to the pieces of its SentencePiece file, and what happens to the text before.

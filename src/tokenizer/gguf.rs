@@ -23,9 +23,8 @@ use crate::modules::json::JsonFile;
 use crate::weights::GgufFile;
 use crate::weights::gguf::Value;
 
-/// `tokenizer.ggml.pre` of byte-level BPE: how words are cut, and the class of tokenizers that it stands for. `smaug-bpe` and
-/// `dbrx` cut as LLaMA 3 does and merge as others do, which no class here has.
-const SPLITS: [(&str, Split, &str); 22] = [
+/// `tokenizer.ggml.pre` of byte-level BPE: how words are cut, and the class of tokenizers that it stands for.
+const SPLITS: [(&str, Split, &str); 24] = [
     ("gpt-2", Split::Gpt2, "GPT2Tokenizer"),
     ("phi-2", Split::Gpt2, "GPT2Tokenizer"),
     ("jina-es", Split::Gpt2, "GPT2Tokenizer"),
@@ -45,6 +44,8 @@ const SPLITS: [(&str, Split, &str); 22] = [
     ("qwen2", Split::Qwen2, "Qwen2Tokenizer"),
     ("deepseek-r1-qwen", Split::Qwen2, "Qwen2Tokenizer"),
     ("megrez", Split::Qwen2, "Qwen2Tokenizer"),
+    ("dbrx", Split::Dbrx, "GPT2Tokenizer"),
+    ("smaug-bpe", Split::Dbrx, "GPT2Tokenizer"),
     ("llama-bpe", Split::Llama3, ""),
     ("llama3", Split::Llama3, ""),
     ("llama-v3", Split::Llama3, ""),

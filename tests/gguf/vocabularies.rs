@@ -182,15 +182,23 @@ fn a_character_map_is_an_array_of_bytes() {
     }
 }
 
+/// DBRX and Phi-4 cut words as LLaMA 3 does, merge as others do, and begin a text with nothing.
 #[test]
-fn pre_tokenizers_that_merge_otherwise_are_refused() {
+fn words_without_merges_come_out_whole_in_llama_3_alone() {
     let folder = Folder::new();
-    for pre in ["smaug-bpe", "dbrx"] {
-        let path = changed(&folder, "llama3", |file| {
-            file.text("tokenizer.ggml.pre", pre);
-        });
-        assert_refused(&path, &format!("\"{pre}\", expected one of gpt-2,"));
+    let with = |pre: &str, text_of: &str| {
+        let mut file = Gguf::new("phi3");
+        let tokens = ["a", "b", "c", "abc", "ab", "1", "2", "3", "4", "12", "34", "<|endoftext|>"];
+        file.pair("tokenizer.ggml.model", TEXT, &text("gpt2")).pair("tokenizer.ggml.pre", TEXT, &text(pre));
+        file.texts("tokenizer.ggml.tokens", &tokens).texts("tokenizer.ggml.merges", &["a b", "1 2", "3 4"]);
+        file.size("tokenizer.ggml.bos_token_id", 11);
+        ids(&folder.write("m.gguf", &file.bytes()), text_of)
+    };
+    assert_eq!((with("llama-bpe", "abc"), with("llama-bpe", "1234")), (vec![11, 3], vec![11, 9, 7, 8]));
+    for pre in ["dbrx", "smaug-bpe"] {
+        assert_eq!((with(pre, "abc"), with(pre, "1234")), (vec![4, 2], vec![9, 7, 8]), "{pre}");
     }
+    assert_eq!(with("gpt-2", "1234"), [9, 10]);
 }
 
 #[test]
