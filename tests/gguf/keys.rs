@@ -305,6 +305,17 @@ fn gemmas_keys_are_in_range() {
     ]);
 }
 
+/// A configuration that is not the file's.
+#[test]
+fn rows_that_cannot_be_put_back_are_refused() {
+    let path = file_of("llama-gqa");
+    let mut config = BertConfig::from_folder(&path).unwrap();
+    config.extra.insert("head_dim".into(), 5.into());
+    config.extra.insert("partial_rotary_factor".into(), 0.4.into());
+    let error = BertModel::load(&path, config).err().unwrap().to_string();
+    assert!(error.contains("tensor `blk.0.attn_q.weight`: expected 6 heads of an even number of rows"), "{error}");
+}
+
 /// Errors of what the families ask for name the file and its key, not a config.json that there is not.
 #[test]
 fn errors_name_the_key_of_the_file() {

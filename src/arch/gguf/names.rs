@@ -7,7 +7,7 @@ use super::super::edit::Edit;
 use super::super::table::{Name, Row};
 use super::config::Keys;
 use super::{Family, family_of};
-use crate::error::Result;
+use crate::error::{InferError, Result};
 use crate::weights::{Checkpoint, GgufFile};
 
 /// The tensor of the token embeddings.
@@ -56,13 +56,22 @@ fn rename(row: &Row, family: &Family, keys: &Keys) -> Result<Row> {
         other => other.clone(),
     };
     let edit = match permuted_heads(stem, keys, family)? {
-        Some(heads) => Edit::HalvesApart { heads, rows: 0..shape[0] },
+        Some(heads) if shape[0].is_multiple_of(2 * heads) => Edit::HalvesApart { heads, rows: 0..shape[0] },
+        // The configuration is another file's.
+        Some(heads) => {
+            return Err(InferError::TensorError {
+                file: keys.file.path().to_path_buf(),
+                tensor: name,
+                expected: format!("{heads} heads of an even number of rows"),
+                found: format!("a configuration that asks for {} rows", shape[0]),
+            });
+        }
         None => edit,
     };
     Ok(Row { internal: row.internal.clone(), names: vec![Name { text: name, prefixed: false }], shape, edit })
 }
 
-/// Heads of a projection whose rows the converter permutes; a head has an even number of them.
+/// Heads of a projection whose rows the converter permutes.
 fn permuted_heads(stem: &str, keys: &Keys, family: &Family) -> Result<Option<usize>> {
     match stem.strip_prefix("layer.").and_then(|rest| rest.split_once('.')) {
         Some((_, "q")) if family.architecture == "llama" => keys.heads().map(Some),
