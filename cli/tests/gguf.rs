@@ -8,6 +8,7 @@ mod writer;
 use std::path::{Path, PathBuf};
 
 use common::*;
+use kin_infer::weights::Checkpoint;
 use writer::Changed;
 
 #[test]
@@ -43,11 +44,12 @@ fn a_gguf_file_is_a_model_for_every_command() {
     assert!(missing.stderr.contains("no such"), "{}", missing.stderr);
 }
 
-/// A LLaMA with random weights, whose 40 tokens are single letters, in a folder of its own.
+/// A LLaMA with random weights, whose tokens are single characters, in a folder of its own.
 fn decoder(folder: &Path) -> PathBuf {
     let mut file = Changed::of(&fixture("gguf-llama-gqa.gguf"));
-    // As many as the file's embeddings have rows.
-    let letters: Vec<String> = (0..40u8).map(|i| char::from(b'A' + i).into()).collect();
+    let checkpoint = Checkpoint::open_gguf(&fixture("gguf-llama-gqa.gguf")).unwrap();
+    let rows = checkpoint.get("token_embd.weight").unwrap().shape()[0];
+    let letters: Vec<String> = (0..rows).map(|i| char::from(b'A' + i as u8).into()).collect();
     let tokens: Vec<&str> = letters.iter().map(String::as_str).collect();
     file.text("tokenizer.ggml.model", "gpt2").text("tokenizer.ggml.pre", "gpt-2");
     file.texts("tokenizer.ggml.tokens", &tokens).texts("tokenizer.ggml.merges", &[]);
