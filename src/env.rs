@@ -115,7 +115,7 @@ pub(crate) const EMBED_MIN_RATE: Variable = Variable {
     name: "KIN_EMBED_MIN_RATE",
     values: "texts a second, 0 for no floor",
     default: "0.01",
-    purpose: "Ends a run that persists fewer over the window KIN_EMBED_FLOOR_WINDOW_SECS.",
+    purpose: "Ends a run that persists fewer over KIN_EMBED_FLOOR_WINDOW_SECS; a text counts once for each 512 tokens.",
 };
 
 pub(crate) const EMBED_FLOOR_WINDOW_SECS: Variable = Variable {

@@ -47,6 +47,8 @@ pub struct Delivery {
     failed: usize,
     /// Since the last commit.
     batch: Batch,
+    /// What of it counts as progress for the watchdog.
+    units: u64,
     committed: Instant,
     /// Something is on disk for good.
     pub durable: bool,
@@ -58,7 +60,7 @@ impl Delivery {
         let (cut, batch) = (Cut::default(), Batch::default());
         let committed = Instant::now();
         let (durable, watchdog) = (false, None);
-        Self { layout, target, progress, on_long, cut, failed: 0, batch, committed, durable, watchdog }
+        Self { layout, target, progress, on_long, cut, failed: 0, batch, units: 0, committed, durable, watchdog }
     }
 
     /// Has a watchdog look at what is committed from here on.
@@ -108,6 +110,7 @@ impl Delivery {
         self.progress.error(&why);
         self.failed += 1;
         self.batch.failed.push(why);
+        self.units += 1;
     }
 
     /// Writes a text's row, or tells why there is none.
@@ -127,6 +130,7 @@ impl Delivery {
             self.batch.cut += 1;
         }
         self.batch.texts += 1;
+        self.units += units(row.tokens);
         self.batch.tokens += row.tokens;
         let term = |id| rows.encoder.term(id);
         match &mut self.target {
@@ -148,7 +152,7 @@ impl Delivery {
     /// What was delivered so far counts from here on; it is the input up to `place`.
     pub fn commit(&mut self, place: Place) -> Result<()> {
         self.committed = Instant::now();
-        let mut batch = std::mem::take(&mut self.batch);
+        let (mut batch, units) = (std::mem::take(&mut self.batch), std::mem::take(&mut self.units));
         let read_bytes = place.bytes;
         match &mut self.target {
             Target::Stdout(sink) => sink.flush()?,
@@ -157,7 +161,7 @@ impl Delivery {
                 let watchdog = self.watchdog.as_ref();
                 watchdog.iter().for_each(|w| w.run().enter(Phase::Write));
                 files.commit(&batch)?;
-                watchdog.iter().for_each(|w| w.bump((batch.texts + batch.failed.len()) as u64));
+                watchdog.iter().for_each(|w| w.bump(units));
                 self.durable = true;
             }
         }
@@ -184,6 +188,13 @@ impl Delivery {
     }
 }
 
+/// What a text of so many tokens counts for the watchdog: long ones take longer, and are no sign of death.
+fn units(tokens: usize) -> u64 {
+    /// Tokens of one unit.
+    const UNIT: usize = 512;
+    tokens.div_ceil(UNIT).max(1) as u64
+}
+
 /// Why a text has no row, to be told and kept: what is the text's own fault, and would be the same in any other run.
 ///
 /// # Errors
@@ -196,6 +207,11 @@ fn failure(id: &Value, error: &InferError) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_text_counts_as_several() {
+        assert_eq!([0, 1, 512, 513, 8192].map(units), [1, 1, 1, 2, 16]);
+    }
 
     #[test]
     fn only_what_is_wrong_with_a_text_is_kept() {
