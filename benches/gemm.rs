@@ -227,7 +227,7 @@ fn integer_tables() -> impl Iterator<Item = (&'static Kernels, &'static QuantKer
         let name = match quant.name() {
             "avx512-vnni" => "avx512",
             "avx-vnni" | "avx2" => "avx2",
-            "neon-dotprod" | "neon" => "neon",
+            "neon-i8mm" | "neon-dotprod" | "neon" => "neon",
             _ => return None,
         };
         tables().find(|t| t.name() == name).map(|table| (table, quant))

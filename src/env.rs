@@ -38,7 +38,7 @@ const CPU_DOT: Variable = Variable {
     name: "KIN_INFER_CPU_DOT",
     values: "off",
     default: "unset",
-    purpose: "Leaves out instructions for dot products of bytes (VNNI, NEON dotprod); results do not depend on it.",
+    purpose: "Leaves out instructions for products of bytes (VNNI, NEON dotprod, i8mm); results do not depend on it.",
 };
 
 const CPU_BACKEND: Variable = Variable {
@@ -178,7 +178,7 @@ pub(crate) fn cpu_isa() -> Option<String> {
     CPU_ISA.value().map(|v| v.to_ascii_lowercase())
 }
 
-/// Whether `KIN_INFER_CPU_DOT` turns the byte dot products off.
+/// Whether `KIN_INFER_CPU_DOT` turns instructions for products of bytes off.
 pub(crate) fn cpu_dot_off() -> bool {
     CPU_DOT.value().is_some_and(|v| v.eq_ignore_ascii_case("off"))
 }

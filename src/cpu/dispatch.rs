@@ -77,7 +77,11 @@ pub fn quant_available() -> Vec<&'static QuantKernels> {
     }
     #[cfg(target_arch = "aarch64")]
     {
-        if std::arch::is_aarch64_feature_detected!("dotprod") {
+        let dotprod = std::arch::is_aarch64_feature_detected!("dotprod");
+        if dotprod && std::arch::is_aarch64_feature_detected!("i8mm") {
+            tables.push(&quant::i8mm::NEON_I8MM);
+        }
+        if dotprod {
             tables.push(&quant::neon::NEON_DOTPROD);
         }
         tables.push(&quant::neon::NEON);
@@ -87,13 +91,13 @@ pub fn quant_available() -> Vec<&'static QuantKernels> {
 }
 
 /// The integer kernels that go with a table of kernels: the best of its instruction set. `KIN_INFER_CPU_DOT` set to
-/// `off` leaves out those with byte dot product instructions.
+/// `off` leaves out those with instructions for products of bytes.
 pub fn quant_for(kernels: &Kernels) -> &'static QuantKernels {
     let plain = crate::env::cpu_dot_off();
     let serves = |quant: &&'static QuantKernels| match kernels.name() {
         "avx512" => !plain || quant.name() == "avx2",
         "avx2" => quant.name() == "avx2" || (!plain && quant.name() == "avx-vnni"),
-        "neon" => quant.name() == "neon" || (!plain && quant.name() == "neon-dotprod"),
+        "neon" => quant.name() == "neon" || (!plain && matches!(quant.name(), "neon-dotprod" | "neon-i8mm")),
         _ => quant.name() == "scalar",
     };
     quant_available().into_iter().find(serves).unwrap_or(&quant::scalar::KERNELS)

@@ -170,7 +170,7 @@ pub(in crate::cpu) unsafe fn tile<O: Int8Ops, const MR: usize, const NV: usize>(
 
 /// Writes the columns that exist.
 #[inline(always)]
-unsafe fn store<V: Vector>(b: &Int8Block, row: usize, column: usize, value: V) {
+pub(super) unsafe fn store<V: Vector>(b: &Int8Block, row: usize, column: usize, value: V) {
     let c = b.c.wrapping_add(row * b.ldc + column);
     // SAFETY: forwarded.
     unsafe {

@@ -1,6 +1,8 @@
 //! Linear layers with weights of one byte: quantised when a model is loaded, a scale for each output feature; inputs
 //! quantised row by row.
 
+#[cfg(target_arch = "aarch64")]
+pub(super) mod i8mm;
 pub(super) mod kernel;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;

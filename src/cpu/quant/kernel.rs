@@ -192,7 +192,7 @@ pub(in crate::cpu) unsafe fn tile<O: QuantOps, const MR: usize, const NP: usize>
 
 /// Writes a chain's results, or adds them to those of the earlier chains.
 #[inline(always)]
-unsafe fn store<V: Vector>(b: &QuantBlock, row: usize, column: usize, chain: V) {
+pub(super) unsafe fn store<V: Vector>(b: &QuantBlock, row: usize, column: usize, chain: V) {
     let c = b.c.wrapping_add(row * b.ldc + column);
     // SAFETY: forwarded.
     unsafe {
@@ -259,7 +259,7 @@ pub struct QuantKernels {
 }
 
 impl QuantKernels {
-    /// The instruction set: scalar, avx2, avx-vnni, avx512-vnni, neon or neon-dotprod.
+    /// The instruction set: scalar, avx2, avx-vnni, avx512-vnni, neon, neon-dotprod or neon-i8mm.
     pub fn name(&self) -> &'static str {
         self.name
     }

@@ -1,5 +1,7 @@
 //! Quantised weights: packed once into panels, multiplied as integers.
 
+#[cfg(target_arch = "aarch64")]
+pub(super) mod i8mm;
 pub(super) mod kernel;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
