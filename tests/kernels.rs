@@ -240,6 +240,31 @@ fn softmax_follows_the_contract() {
 }
 
 #[test]
+fn softmax_of_many_rows_is_that_of_each() {
+    const BETWEEN: f32 = 7.25;
+    each_isa("softmax_rows", |k| {
+        let mut random = Random::new(12);
+        for len in LENGTHS.chain([384, 1000]) {
+            let kinds: Vec<_> = (0..3).flat_map(|_| rows(len, &mut random)).collect();
+            let stride = len + [1, 0, 5][len % 3] + usize::from(len == 0);
+            for scale in [1.0, 0.176_776_7, 1e30, 1e-42, 0.0, -3.0, f32::NAN] {
+                // Fewer rows than any register has lanes, and more than all have.
+                for count in [len % 15 + 1, kinds.len()] {
+                    let mut x = vec![BETWEEN; count * stride];
+                    x.chunks_mut(stride).zip(&kinds).for_each(|(x, (_, row))| x[..len].copy_from_slice(row));
+                    k.softmax_rows(&mut x, len, stride, scale);
+                    for (r, (x, (kind, row))) in x.chunks(stride).zip(&kinds).enumerate() {
+                        let case = || format!("{} softmax * {scale} of row {r} of {count}, {kind}, {len}", k.name());
+                        same(case, &x[..len], &definition::softmax(row, scale, None));
+                        assert!(x[len..].iter().all(|v| *v == BETWEEN), "{}: written between rows", case());
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
 fn layer_norm_follows_the_contract() {
     each_isa("layer_norm", |k| {
         each_row(6, |name, row, random| {

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::gemm;
-use super::simd::{POW2_MAGIC, Vector, vector_operations};
+use super::simd::{Vector, vector_operations};
 use super::table::kernel_table;
 
 /// Sum of eight lanes by halving.
@@ -74,10 +74,7 @@ impl Vector for __m256 {
         fn greater(x: Self, y: Self) -> Self = _mm256_max_ps(x, y);
         fn neg(self) -> Self = _mm256_xor_ps(self, _mm256_set1_ps(-0.0));
         fn abs(self) -> Self = _mm256_and_ps(self, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fff_ffff)));
-        fn pow2(self) -> Self = {
-            let biased = _mm256_castps_si256(_mm256_add_ps(self, _mm256_set1_ps(POW2_MAGIC)));
-            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-        };
+        fn exponent(self) -> Self = _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(self)));
         fn fold(self) -> f32 = fold(self);
         fn greatest(self) -> f32 = greatest(self);
     }

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::gemm;
-use super::simd::{POW2_MAGIC, Vector, vector_operations};
+use super::simd::{Vector, vector_operations};
 use super::table::kernel_table;
 
 #[inline(always)]
@@ -13,6 +13,11 @@ fn mask(n: usize) -> __mmask16 {
 
 impl Vector for __m512 {
     const LANES: usize = 16;
+    #[inline(always)]
+    unsafe fn scale_down<const DOWN: u8>(self, n: Self, _sum: Self) -> Self {
+        // SAFETY: forwarded.
+        unsafe { self.scale_pow2(n) }
+    }
     vector_operations! {
         fn load(p: *const f32) -> Self = _mm512_loadu_ps(p);
         fn store(self, p: *mut f32) = _mm512_storeu_ps(p, self);
@@ -36,10 +41,7 @@ impl Vector for __m512 {
         fn abs(self) -> Self = _mm512_abs_ps(self);
         fn neg(self) -> Self = _mm512_xor_ps(self, _mm512_set1_ps(-0.0));
         fn scale_pow2(self, n: Self) -> Self = _mm512_scalef_ps(self, n);
-        fn pow2(self) -> Self = {
-            let biased = _mm512_castps_si512(_mm512_add_ps(self, _mm512_set1_ps(POW2_MAGIC)));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
-        };
+        fn exponent(self) -> Self = _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(self)));
         fn first(self, n: usize, rest: Self) -> Self = _mm512_mask_mov_ps(rest, mask(n), self);
         fn zip(self, o: Self) -> (Self, Self) = {
             let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);

@@ -3,38 +3,22 @@
 //! Definitions, ranges and measured worst errors stand in docs/numerics.md; where a case of a definition cannot show in
 //! a bit, it is left out here, and tests hold the functions to the definitions. NaN in gives NaN out.
 
-use super::simd::{ROUND_MAGIC, Vector};
+use super::simd::{ROUND_MAGIC, Vector, exponent_magic};
 
-/// e^x. Overflows to +inf above 88.72, underflows gradually to 0 below -87.3.
+/// p, n and `magic` + n with e^x = p * 2^n, p in 0.7..=1.42.
+///
+/// `magic` is [`ROUND_MAGIC`] or an integer above it: x * log2(e) is never midway between integers, so that the addend's
+/// parity does not show in n.
 ///
 /// # Safety
 /// As [`Vector`].
 #[inline(always)]
-pub(crate) unsafe fn exp<V: Vector>(x: V) -> V {
-    // SAFETY: forwarded from this function's contract.
-    unsafe { exp_below(V::lesser(V::splat(89.5), x)) }
-}
-
-/// e^x for x up to 89.5.
-///
-/// # Safety
-/// As [`Vector`].
-#[inline(always)]
-unsafe fn exp_below<V: Vector>(x: V) -> V {
-    // SAFETY: forwarded from this function's contract.
-    unsafe { exp_between(V::greater(V::splat(-105.0), x)) }
-}
-
-/// e^x for x in -105..=89.5; any value for other x.
-///
-/// # Safety
-/// As [`Vector`].
-#[inline(always)]
-pub(crate) unsafe fn exp_between<V: Vector>(x: V) -> V {
+unsafe fn exp_parts<V: Vector>(x: V, magic: f32) -> (V, V, V) {
     // SAFETY: forwarded from this function's contract.
     unsafe {
-        let magic = V::splat(ROUND_MAGIC);
-        let n = x.mul_add(V::splat(std::f32::consts::LOG2_E), magic).sub(magic);
+        let magic = V::splat(magic);
+        let sum = x.mul_add(V::splat(std::f32::consts::LOG2_E), magic);
+        let n = sum.sub(magic);
         // ln 2 in two parts; the high one has 9 significant bits, so n * hi is exact.
         let r = n.mul_add(V::splat(-0.693_359_4), x);
         let r = n.mul_add(V::splat(2.121_944_4e-4), r);
@@ -43,8 +27,59 @@ pub(crate) unsafe fn exp_between<V: Vector>(x: V) -> V {
             .mul_add(r, V::splat(0.041_666_854))
             .mul_add(r, V::splat(0.166_665_76))
             .mul_add(r, V::splat(0.5));
-        r.mul(r).mul_add(q, r).add(V::splat(1.0)).scale_pow2(n)
+        (r.mul(r).mul_add(q, r).add(V::splat(1.0)), n, sum)
     }
+}
+
+/// e^x. Overflows to +inf above 88.72, underflows gradually to 0 below -87.3.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn exp<V: Vector>(x: V) -> V {
+    // SAFETY: forwarded from this function's contract.
+    unsafe {
+        let x = V::greater(V::splat(-105.0), V::lesser(V::splat(89.5), x));
+        let (p, n, _) = exp_parts(x, ROUND_MAGIC);
+        p.scale_pow2(n)
+    }
+}
+
+/// e^x for x in -86..=0, where results are normal; any value for other x, NaN for NaN.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+pub(crate) unsafe fn exp_normal<V: Vector>(x: V) -> V {
+    // SAFETY: forwarded from this function's contract.
+    unsafe {
+        let (p, n, sum) = exp_parts(x, exponent_magic(0));
+        p.scale_down::<0>(n, sum)
+    }
+}
+
+/// e^x for x in -130..=0; any value for other x, NaN for NaN.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+unsafe fn exp_negative<V: Vector>(x: V) -> V {
+    const DOWN: u8 = 64;
+    // SAFETY: forwarded from this function's contract.
+    unsafe {
+        let (p, n, sum) = exp_parts(x, exponent_magic(DOWN));
+        p.scale_down::<DOWN>(n, sum)
+    }
+}
+
+/// e^x for x up to 0.
+///
+/// # Safety
+/// As [`Vector`].
+#[inline(always)]
+unsafe fn exp_below<V: Vector>(x: V) -> V {
+    // SAFETY: forwarded from this function's contract.
+    unsafe { exp_negative(V::greater(V::splat(-105.0), x)) }
 }
 
 /// Phi(-a) e^(a^2/2) over t = 1 / (1 + a/4), divided by t: ten coefficients, constant first, for a in 0..=15.
@@ -76,11 +111,12 @@ pub(crate) unsafe fn gelu_erf<V: Vector>(x: V) -> V {
             g = g.mul_add(t, V::splat(NORMAL_TAIL[i]));
         }
         let g = g.mul(t);
-        // a^2 = high + low exactly; e^(high + low) = e^high (1 + low) to first order.
-        let high = a.mul(a);
-        let low = a.mul_add(a, high.neg());
-        let e = exp_below(high.mul(V::splat(-0.5)));
-        let e = low.mul(V::splat(-0.5)).mul_add(e, e);
+        // -a^2 / 2 = high + low exactly; e^(high + low) = e^high (1 + low) to first order.
+        let half = a.mul(V::splat(-0.5));
+        let high = half.mul(a);
+        let low = half.mul_add(a, high.neg());
+        let e = exp_negative(high);
+        let e = low.mul_add(e, e);
         let tail = e.mul(g);
         // x - x tail, and x tail for negative x: x is +-a, or the tail of 15 is +0.
         a.neg().mul_add(tail, V::greater(V::splat(-0.0), x))

@@ -28,6 +28,7 @@ mod rows;
 mod scalar;
 mod scores;
 mod simd;
+mod softmax;
 mod table;
 
 pub use blas::products;

@@ -3,7 +3,7 @@
 use std::arch::aarch64::*;
 
 use super::gemm;
-use super::simd::{POW2_MAGIC, Vector, vector_operations};
+use super::simd::{Vector, vector_operations};
 use super::table::kernel_table;
 
 /// Widens four binary16 values.
@@ -45,10 +45,7 @@ impl Vector for float32x4_t {
             vbslq_f32(vcltq_u32(vld1q_u32([0, 1, 2, 3].as_ptr()), vdupq_n_u32(n as u32)), self, rest);
         fn zip(self, o: Self) -> (Self, Self) = (vzip1q_f32(self, o), vzip2q_f32(self, o));
         fn greatest(self) -> f32 = vmaxnmvq_f32(self);
-        fn pow2(self) -> Self = {
-            let biased = vreinterpretq_s32_f32(vaddq_f32(self, vdupq_n_f32(POW2_MAGIC)));
-            vreinterpretq_f32_s32(vshlq_n_s32::<23>(biased))
-        };
+        fn exponent(self) -> Self = vreinterpretq_f32_s32(vshlq_n_s32::<23>(vreinterpretq_s32_f32(self)));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Row operations, written once over [`Vector`]: elementwise maps, reductions, softmax and norms.
+//! Row operations, written once over [`Vector`]: elementwise maps, reductions and norms.
 //!
 //! Reductions keep [`VIRTUAL_LANES`] partial sums: element i goes to lane i mod 32, in ascending order, the row padded
 //! with +0 to a multiple of 32; lanes are then folded by halving. The register width does not show in the result.
@@ -32,27 +32,27 @@ macro_rules! pieces {
 }
 
 #[inline(always)]
-unsafe fn load<V: Vector>(p: *const f32, n: usize) -> V {
+pub(super) unsafe fn load<V: Vector>(p: *const f32, n: usize) -> V {
     // SAFETY: the caller vouches for `n` values at `p`.
     unsafe { if n == V::LANES { V::load(p) } else { V::load_part(p, n) } }
 }
 
 #[inline(always)]
-unsafe fn store<V: Vector>(v: V, p: *mut f32, n: usize) {
+pub(super) unsafe fn store<V: Vector>(v: V, p: *mut f32, n: usize) {
     // SAFETY: the caller vouches for `n` values at `p`.
     unsafe { if n == V::LANES { v.store(p) } else { v.store_part(p, n) } }
 }
 
 /// The first `n` lanes, the others of `rest`.
 #[inline(always)]
-unsafe fn first<V: Vector>(v: V, n: usize, rest: V) -> V {
+pub(super) unsafe fn first<V: Vector>(v: V, n: usize, rest: V) -> V {
     // SAFETY: forwarded.
     unsafe { if n == V::LANES { v } else { v.first(n, rest) } }
 }
 
-/// Sum over `0..$len` of `$term`, which is `$acc` plus (or FMA) the n values at i; padding lanes add +0. Used inside
-/// `unsafe`, for the vector operations.
-macro_rules! reduce {
+/// Sum over `0..$len` of `$term`, which is `$acc` plus (or FMA) the n values at i; padding lanes add +0: the register whose
+/// fold it is. Used inside `unsafe`, for the vector operations.
+macro_rules! partial_sums {
     ($v:ty, $len:expr, |$acc:ident, $i:ident, $n:ident| $term:expr) => {{
         let (len, mut at) = ($len, 0);
         // As long as the one-lane instance needs.
@@ -80,9 +80,16 @@ macro_rules! reduce {
             }
             width /= 2;
         }
-        acc[0].fold()
+        acc[0]
     }};
 }
+
+/// The sum of [`partial_sums`].
+macro_rules! reduce {
+    ($($what:tt)*) => { partial_sums!($($what)*).fold() };
+}
+
+pub(super) use {partial_sums, pieces};
 
 #[inline(always)]
 unsafe fn activate<V: Vector>(kind: Activation, x: V) -> V {
@@ -174,45 +181,6 @@ pub(crate) unsafe fn dot<V: Vector>(a: &[f32], b: &[f32]) -> f32 {
     // SAFETY: the caller gives both the same length.
     unsafe {
         reduce!(V, a.len(), |acc, i, n| load::<V>(pa.wrapping_add(i), n).mul_add(load(pb.wrapping_add(i), n), acc))
-    }
-}
-
-/// Weights below e^-69, a 10^30th of the largest, are +0: weights that are denormal would make products with values
-/// that are, each of which takes a microcode assist of a hundred cycles.
-const NO_WEIGHT: f32 = -69.0;
-
-/// Softmax of x * scale + bias in place: z = fma(x, scale, bias) (x * scale without a bias), e = exp(z - max z) (+0 where
-/// that is below [`NO_WEIGHT`]), x = e * (1 / sum e).
-#[inline(always)]
-pub(crate) unsafe fn softmax<V: Vector>(x: &mut [f32], scale: f32, bias: Option<&[f32]>) {
-    let (p, len) = (x.as_mut_ptr(), x.len());
-    // SAFETY: the caller gives `bias` the length of `x`.
-    unsafe {
-        let (zero, none) = (V::splat(0.0), V::splat(f32::NEG_INFINITY));
-        let factor = V::splat(scale);
-        let mut top = none;
-        pieces!(V, len, |i, n| {
-            let v = load::<V>(p.add(i), n);
-            let z = match bias {
-                Some(b) => v.mul_add(factor, load(b.as_ptr().add(i), n)),
-                None => v.mul(factor),
-            };
-            store(z, p.add(i), n);
-            top = V::greater(first(z, n, none), top);
-        });
-        let peak = V::splat(top.greatest());
-        let sum = reduce!(V, len, |acc, i, n| {
-            if n == 0 {
-                acc.add(zero)
-            } else {
-                let d = load::<V>(p.add(i), n).sub(peak);
-                let e = V::select_lt(d, V::splat(NO_WEIGHT), zero, math::exp_between(d));
-                store(e, p.add(i), n);
-                acc.add(first(e, n, zero))
-            }
-        });
-        let inverse = V::splat(1.0 / sum);
-        pieces!(V, len, |i, n| store(load::<V>(p.add(i), n).mul(inverse), p.add(i), n));
     }
 }
 

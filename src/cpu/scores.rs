@@ -97,6 +97,12 @@ impl Shape<'_> {
     /// Softmax of scores whose keys begin at a multiple of the virtual lanes. A key outside a query's window becomes +0,
     /// whatever it and its bias hold.
     pub fn softmax_rows(&self, kernels: &Kernels, head: usize, segment: &Range<usize>, mut block: Block) {
+        if self.window == KeyWindow::ALL
+            && self.softcap.is_none()
+            && matches!(self.bias, Bias::None | Bias::Disentangled { .. })
+        {
+            return kernels.softmax_rows(block.scores, block.seen.len(), block.stride, self.scale);
+        }
         let (mut bias, seen) = (Vec::new(), block.seen.clone());
         for (query, row) in block.rows() {
             let own = self.seen(segment, &(query..query + 1));

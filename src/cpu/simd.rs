@@ -90,8 +90,25 @@ pub(crate) trait Vector: Copy {
             self.mul(half.pow2()).mul(n.sub(half).pow2())
         }
     }
+    /// `self * 2^n`, rounded once, for |self| in 0.5..=2 and an integer-valued n for which n + DOWN is in -126..=127; `sum`
+    /// is [`exponent_magic`]`(DOWN) + n`. Any value for other n.
+    #[inline(always)]
+    unsafe fn scale_down<const DOWN: u8>(self, n: Self, sum: Self) -> Self {
+        let _ = n;
+        // SAFETY: forwarded.
+        unsafe {
+            let scaled = self.mul(sum.exponent());
+            if DOWN == 0 { scaled } else { scaled.mul(Self::splat(1.0 / (1u128 << DOWN) as f32)) }
+        }
+    }
     /// 2^k for an integer-valued k in -126..=127.
-    unsafe fn pow2(self) -> Self;
+    #[inline(always)]
+    unsafe fn pow2(self) -> Self {
+        // SAFETY: forwarded.
+        unsafe { self.add(Self::splat(exponent_magic(0))).exponent() }
+    }
+    /// 2^(k - 127) for a sum of [`ROUND_MAGIC`] and an integer k in 1..=254, whose bits move to the exponent's place.
+    unsafe fn exponent(self) -> Self;
     /// Sum of the lanes by halving: lane i takes lane i + LANES/2, until one is left.
     #[inline(always)]
     unsafe fn fold(self) -> f32 {
@@ -134,12 +151,14 @@ pub(crate) unsafe fn transpose<V: Vector>(rows: &mut [V; PANEL]) {
     }
 }
 
-/// 1.5 * 2^23: adding and subtracting it rounds to an integer, ties to even.
+/// 1.5 * 2^23: adding it rounds to an integer, ties to even, and leaves that in the low bits of the mantissa: no
+/// conversion to integers, whose rules for NaN and range differ between ISAs, takes part in any kernel.
 pub(crate) const ROUND_MAGIC: f32 = 12_582_912.0;
 
-/// The magic addend of [`Vector::pow2`]: 1.5 * 2^23 + 127 leaves k + 127 in the low mantissa bits, so that a shift
-/// makes the exponent; no float-to-int conversion (whose NaN and range rules differ between ISAs) takes part.
-pub(crate) const POW2_MAGIC: f32 = 12_583_039.0;
+/// What added to an integer k leaves k + 127 + `down` in the low bits: for [`Vector::exponent`], which makes 2^(k + down).
+pub(crate) const fn exponent_magic(down: u8) -> f32 {
+    ROUND_MAGIC + 127.0 + down as f32
+}
 
 /// The methods of a [`Vector`] instance, each one expression of intrinsics: `fn name(arguments) -> type = expression;`.
 macro_rules! vector_operations {
@@ -170,7 +189,7 @@ impl Vector for f32 {
         fn select_lt(x: Self, y: Self, a: Self, b: Self) -> Self = if x < y { a } else { b };
         fn abs(self) -> Self = f32::abs(self);
         fn neg(self) -> Self = -self;
-        fn pow2(self) -> Self = f32::from_bits((self + POW2_MAGIC).to_bits() << 23);
+        fn exponent(self) -> Self = f32::from_bits(self.to_bits() << 23);
         fn first(self, n: usize, rest: Self) -> Self = if n == 0 { rest } else { self };
         fn zip(self, o: Self) -> (Self, Self) = (self, o);
     }

@@ -38,6 +38,7 @@ pub(super) struct Raw {
     pub mul: unsafe fn(&mut [f32], &[f32]),
     pub dot: unsafe fn(&[f32], &[f32]) -> f32,
     pub softmax: unsafe fn(&mut [f32], f32, Option<&[f32]>),
+    pub softmax_rows: unsafe fn(*mut f32, [usize; 3], f32),
     pub layer_norm: unsafe fn(&mut [f32], &[f32], OptionalRow, f32),
     pub rms_norm: unsafe fn(&mut [f32], &[f32], f32),
     pub l2_normalize: unsafe fn(&mut [f32]),
@@ -64,8 +65,10 @@ macro_rules! kernel_table {
             stamp!(add($($features)?) = rows::add::<$vector>; (x: &mut [f32], y: &[f32]));
             stamp!(mul($($features)?) = rows::mul::<$vector>; (x: &mut [f32], y: &[f32]));
             stamp!(dot($($features)?) = rows::dot::<$vector>; (a: &[f32], b: &[f32]) -> f32);
-            stamp!(softmax($($features)?) = rows::softmax::<$vector>;
+            stamp!(softmax($($features)?) = crate::cpu::softmax::row::<$vector>;
                 (x: &mut [f32], scale: f32, bias: Option<&[f32]>));
+            stamp!(softmax_rows($($features)?) = crate::cpu::softmax::rows::<$vector>;
+                (x: *mut f32, shape: [usize; 3], scale: f32));
             stamp!(layer_norm($($features)?) = rows::layer_norm::<$vector>;
                 (x: &mut [f32], g: &[f32], b: Option<&[f32]>, eps: f32));
             stamp!(rms_norm($($features)?) = rows::rms_norm::<$vector>; (x: &mut [f32], g: &[f32], eps: f32));
@@ -102,7 +105,7 @@ macro_rules! kernel_table {
                 raw: crate::cpu::table::Raw {
                     tile_rows: $tile_rows,
                     tile_panels: $tile_panels,
-                    activation, exp, finish, add, mul, dot, softmax, layer_norm, rms_norm, l2_normalize,
+                    activation, exp, finish, add, mul, dot, softmax, softmax_rows, layer_norm, rms_norm, l2_normalize,
                     pack_columns, pack_rows, block, f16_block, bf16_block,
                 },
             }
@@ -200,6 +203,13 @@ impl Kernels {
         assert!(bias.is_none_or(|b| b.len() == x.len()), "softmax: bias length");
         // SAFETY: as above; the lengths agree.
         unsafe { (self.raw.softmax)(x, scale, bias) }
+    }
+
+    /// Softmax of x * scale of each row: the first `len` of `stride` values.
+    pub fn softmax_rows(&self, x: &mut [f32], len: usize, stride: usize, scale: f32) {
+        assert!(len <= stride && stride > 0 && x.len().is_multiple_of(stride), "softmax_rows: lengths");
+        // SAFETY: as above; `x` is rows of `stride` values.
+        unsafe { (self.raw.softmax_rows)(x.as_mut_ptr(), [x.len() / stride, len, stride], scale) }
     }
 
     /// LayerNorm of one row.
