@@ -172,7 +172,7 @@ impl Grammar {
 /// The first line of a definition, or of what is attached to it.
 fn first_line(mut node: Node) -> usize {
     while let Some(above) = node.prev_sibling() {
-        let adjacent = last_line(above) + 1 >= node.start_position().row + 1;
+        let adjacent = last_line(above) >= node.start_position().row;
         // A comment after code on its line belongs to that.
         let own_line = above.prev_sibling().is_none_or(|before| last_line(before) < above.start_position().row + 1);
         if !adjacent || !own_line || !ATTACHED.contains(&above.kind()) {
