@@ -151,6 +151,23 @@ pub(crate) unsafe fn transpose<V: Vector>(rows: &mut [V; PANEL]) {
     }
 }
 
+/// Folds the lanes of each of `$rows`, LANES of them, by halving with `$with`: lane r of the result is what is left of
+/// row r. Zipping two rows brings the lanes that meet in either of them under one another.
+macro_rules! fold_rows {
+    ($v:ty, $rows:expr, $with:path) => {{
+        let mut width = <$v>::LANES / 2;
+        while width > 0 {
+            for r in 0..width {
+                let (low, high) = $rows[r].zip($rows[r + width]);
+                $rows[r] = $with(low, high);
+            }
+            width /= 2;
+        }
+        $rows[0]
+    }};
+}
+pub(crate) use fold_rows;
+
 /// 1.5 * 2^23: adding it rounds to an integer, ties to even, and leaves that in the low bits of the mantissa: no
 /// conversion to integers, whose rules for NaN and range differ between ISAs, takes part in any kernel.
 pub(crate) const ROUND_MAGIC: f32 = 12_582_912.0;

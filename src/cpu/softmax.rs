@@ -12,7 +12,7 @@
 
 use super::math;
 use super::rows::{first, load, partial_sums, pieces, store};
-use super::simd::{PANEL, VIRTUAL_LANES, Vector};
+use super::simd::{PANEL, VIRTUAL_LANES, Vector, fold_rows};
 
 /// Weights below e^-69, a 10^30th of the largest, are +0: weights that are denormal would make products with values
 /// that are, each of which takes a microcode assist of a hundred cycles.
@@ -89,22 +89,6 @@ pub(super) unsafe fn row<V: Vector>(x: &mut [f32], scale: f32, bias: Option<&[f3
         let sum = exponentials::<V>(p, len, 1.0, peak).fold();
         times::<V>(p, len, 1.0 / sum);
     }
-}
-
-/// Folds the lanes of each of `$rows`, LANES of them, by halving with `$with`: lane r of the result is what is left of
-/// row r. Zipping two rows brings the lanes that meet in either of them under one another.
-macro_rules! fold_rows {
-    ($v:ty, $rows:expr, $with:path) => {{
-        let mut width = <$v>::LANES / 2;
-        while width > 0 {
-            for r in 0..width {
-                let (low, high) = $rows[r].zip($rows[r + width]);
-                $rows[r] = $with(low, high);
-            }
-            width /= 2;
-        }
-        $rows[0]
-    }};
 }
 
 /// Softmax of `rows` rows of `len` values without a bias, `stride` apart: LANES of them at a time, so that one row's fold

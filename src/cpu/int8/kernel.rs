@@ -18,7 +18,8 @@
 use std::ops::Range;
 
 use super::super::gemm::{BlockFinish, finish_rows};
-use super::super::quant::kernel::{MAGIC, QuantOps, SMALLEST};
+use super::super::quant::kernel::QuantOps;
+use super::super::quant::quantise::{MAGIC, SMALLEST};
 use super::super::simd::{PANEL, Vector};
 
 /// Longest rows: 255 * 127 * MAX_K still fits an i32.

@@ -23,7 +23,7 @@ use super::gemm::BlockFinish;
 use super::memory::AlignedBuf;
 use super::packed::{Output, Product};
 use super::quant::QuantKernels;
-use super::quant::kernel::{MAGIC, SMALLEST};
+use super::quant::quantise::{MAGIC, SMALLEST};
 use super::simd::PANEL;
 use crate::error::Result;
 use crate::fork;

@@ -8,7 +8,7 @@ use std::arch::aarch64::*;
 
 use super::super::int8::i8mm as int8;
 use super::super::simd::{PANEL, Vector};
-use super::kernel::{self, QBLOCK, QuantBlock, QuantKernels, QuantKind, QuantOps, Tile};
+use super::kernel::{self, QBLOCK, QuantBlock, QuantKernels, QuantOps, Tile};
 use super::neon::{NEON_DOTPROD, NeonDotprod};
 
 /// Adds the products of a pair of rows and a pair of columns over eight k; sums wrap around.
@@ -72,21 +72,12 @@ unsafe fn activations(row: *const i8, other: *const i8) -> [int8x16_t; QBLOCK / 
 
 /// Four columns of a block: for each eight k, ascending, two pairs of columns.
 #[inline(always)]
-unsafe fn weights(kind: QuantKind, w: *const u8) -> [[int8x16_t; 2]; QBLOCK / 8] {
+unsafe fn weights(w: *const u8) -> [[int8x16_t; 2]; QBLOCK / 8] {
     const QUAD: usize = PANEL * 4;
     // SAFETY: the CPU has NEON; the caller vouches for the block.
     unsafe {
         let eight = |i: usize| columns(w.add(2 * i * QUAD), w.add((2 * i + 1) * QUAD));
-        let bias = vdupq_n_s8(8);
-        let low = |b| vsubq_s8(vandq_s8(b, vdupq_n_s8(15)), bias);
-        let high = |b| vsubq_s8(vreinterpretq_s8_u8(vshrq_n_u8::<4>(vreinterpretq_u8_s8(b))), bias);
-        match kind {
-            QuantKind::Q8 => [eight(0), eight(1), eight(2), eight(3)],
-            QuantKind::Q4 => {
-                let ([a, b], [c, d]) = (eight(0), eight(1));
-                [[low(a), low(b)], [low(c), low(d)], [high(a), high(b)], [high(c), high(d)]]
-            }
-        }
+        [eight(0), eight(1), eight(2), eight(3)]
     }
 }
 
@@ -95,7 +86,7 @@ const PAIRS: usize = 4;
 
 /// `P` pairs of rows by four columns. Where the last pair has one row alone, that row stands in it twice.
 #[inline(always)]
-unsafe fn tile<const P: usize>(b: &QuantBlock, t: Tile) {
+unsafe fn tile<const P: usize>(b: &QuantBlock, t: &Tile) {
     type V = float32x4_t;
     let first = t.part * V::LANES;
     // SAFETY: forwarded.
@@ -108,12 +99,13 @@ unsafe fn tile<const P: usize>(b: &QuantBlock, t: Tile) {
         let mut chains = [[V::splat(0.0); 2]; P];
         for block in 0..b.blocks {
             let of_panel = t.panel * b.row_blocks + block;
-            let w = weights(b.kind, b.w.add(of_panel * b.kind.block_bytes() + first * 4));
+            let w = weights(t.w.add(block * (QBLOCK * PANEL)));
             let scale = NeonDotprod::scales(b.w_scales.add(of_panel * PANEL + first));
             for p in 0..P {
                 let at = [starts[p][0] + block, starts[p][1] + block];
                 let a = activations(b.a.add(at[0] * QBLOCK), b.a.add(at[1] * QBLOCK));
-                let mut sums = [NeonDotprod::splat(0); 2];
+                let [first, second] = at.map(|at| vdup_n_s32(*b.a_starts.add(at)));
+                let mut sums = [vcombine_s32(first, second); 2];
                 for i in 0..QBLOCK / 8 {
                     sums = [products(sums[0], a[i], w[i][0]), products(sums[1], a[i], w[i][1])];
                 }
@@ -144,7 +136,7 @@ unsafe fn store(b: &QuantBlock, row: usize, column: usize, chain: float32x4_t) {
 /// A tile shape, optimised as a function of its own.
 #[target_feature(enable = "neon")]
 #[inline(never)]
-unsafe fn shape<const P: usize>(b: &QuantBlock, t: Tile) {
+unsafe fn shape<const P: usize>(b: &QuantBlock, t: &Tile) {
     // SAFETY: forwarded.
     unsafe { tile::<P>(b, t) }
 }
@@ -156,7 +148,7 @@ unsafe fn block(b: &QuantBlock) {
         if b.rows == 1 {
             return (NEON_DOTPROD.block)(b);
         }
-        kernel::block::<NeonDotprod>(b, 2 * PAIRS, |b, t| match t.rows.div_ceil(2) {
+        kernel::block::<NeonDotprod>(b, (2 * PAIRS, 1), |b, t| match t.rows.div_ceil(2) {
             1 => shape::<1>(b, t),
             2 => shape::<2>(b, t),
             3 => shape::<3>(b, t),

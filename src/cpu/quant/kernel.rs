@@ -14,6 +14,7 @@
 //! Every function here asks the same of its caller: the CPU has the instruction set of `O`, and pointers are valid for
 //! the shape given.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 use super::super::gemm::{BlockFinish, finish_rows};
@@ -37,14 +38,18 @@ pub(in crate::cpu) trait QuantOps {
     /// Accumulators of [`dot_signed`](Self::dot_signed) start at so many times the sum of the activations.
     const SIGNED_START: i32;
     unsafe fn splat(x: i32) -> Self::Ints;
+    unsafe fn load(p: *const u8) -> Self::Quads;
+    unsafe fn store(w: Self::Quads, p: *mut u8);
     /// Signed weights, made ready for [`dot_signed`](Self::dot_signed).
     unsafe fn signed(p: *const u8) -> Self::Quads;
     /// Low and high nibbles.
     unsafe fn nibbles(p: *const u8) -> (Self::Quads, Self::Quads);
-    /// Adds each lane's product of a quad with the four activations at `a`.
-    unsafe fn dot_signed(acc: Self::Ints, w: Self::Quads, a: *const i8) -> Self::Ints;
+    /// The four activations at `a`, for each lane.
+    unsafe fn broadcast(a: *const i8) -> Self::Quads;
+    /// Adds each lane's product of a quad of weights with activations.
+    unsafe fn dot_signed(acc: Self::Ints, w: Self::Quads, a: Self::Quads) -> Self::Ints;
     /// The same for quads of 0..=15.
-    unsafe fn dot_nibbles(acc: Self::Ints, w: Self::Quads, a: *const i8) -> Self::Ints;
+    unsafe fn dot_nibbles(acc: Self::Ints, w: Self::Quads, a: Self::Quads) -> Self::Ints;
     unsafe fn floats(x: Self::Ints) -> Self::V;
     /// Widened f16 values.
     unsafe fn scales(p: *const u16) -> Self::V;
@@ -101,27 +106,11 @@ pub(in crate::cpu) struct QuantBlock {
 /// Panels abreast of a single row.
 const ABREAST: usize = 4;
 
-/// Runs tiles of at most `most` rows and one panel; a single row takes several panels abreast.
-#[inline(always)]
-pub(in crate::cpu) unsafe fn block<O: QuantOps>(b: &QuantBlock, most: usize, tile: impl Fn(&QuantBlock, Tile)) {
-    let tiles = b.rows.div_ceil(most);
-    let mut panel = b.panels.start;
-    while panel < b.panels.end {
-        let abreast = if b.rows == 1 && b.panels.end - panel >= ABREAST { ABREAST } else { 1 };
-        for i in 0..tiles {
-            let rows = b.rows * i / tiles..b.rows * (i + 1) / tiles;
-            for part in 0..PANEL / O::V::LANES {
-                tile(b, Tile { row: rows.start, rows: rows.len(), panel, panels: abreast, part });
-            }
-            if let Some(f) = &b.finish {
-                let cols = (b.n - panel * PANEL).min(abreast * PANEL);
-                // SAFETY: the tile's rows and columns are the caller's.
-                unsafe { finish_rows::<O::V>(f, b.c, b.ldc, rows, panel * PANEL, cols) };
-            }
-        }
-        panel += abreast;
-    }
-}
+/// Panels of a tile of several rows, at most.
+pub(in crate::cpu) const MOST_PANELS: usize = 2;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// A register tile of a block.
 #[derive(Clone, Copy)]
@@ -132,57 +121,202 @@ pub(in crate::cpu) struct Tile {
     pub panels: usize,
     /// Which register of each panel.
     pub part: usize,
+    /// The first panel's register of this chain's blocks, and the distance to the next panel's. Of several rows: a byte a
+    /// weight, as [`QuantOps::dot_signed`] or [`dot_nibbles`](QuantOps::dot_nibbles) takes it; of one row: as stored.
+    pub w: *const u8,
+    pub panel_bytes: usize,
+}
+
+/// Weights of one chain of a tile's panels, ready to be multiplied: made once for all rows.
+#[repr(align(64))]
+struct Ready([MaybeUninit<u8>; MOST_PANELS * CHAIN_BLOCKS * QBLOCK * PANEL]);
+
+impl Ready {
+    /// `panels` panels from `panel` on; the weights as they are stored where nothing is to be made of them.
+    #[inline(always)]
+    unsafe fn make<O: QuantOps>(&mut self, b: &QuantBlock, panel: usize, panels: usize) -> (*const u8, usize) {
+        let stored = |p: usize| b.w.wrapping_add((panel + p) * b.row_blocks * b.kind.block_bytes());
+        if b.kind == QuantKind::Q8 && O::SIGNED_START == 0 {
+            return (stored(0), b.row_blocks * b.kind.block_bytes());
+        }
+        let register = O::V::LANES * 4;
+        let half = QBLOCK * PANEL / 2;
+        let panel_bytes = b.blocks * QBLOCK * PANEL;
+        for p in 0..panels {
+            let (mut from, mut to) = (stored(p), self.0.as_mut_ptr().cast::<u8>().wrapping_add(p * panel_bytes));
+            for _ in 0..b.blocks {
+                // SAFETY: the caller vouches for the block; a chain of MOST_PANELS panels fits.
+                unsafe {
+                    match b.kind {
+                        QuantKind::Q8 => {
+                            for at in (0..2 * half).step_by(register) {
+                                O::store(O::signed(from.add(at)), to.add(at));
+                            }
+                        }
+                        QuantKind::Q4 => {
+                            for at in (0..half).step_by(register) {
+                                let (low, high) = O::nibbles(from.add(at));
+                                O::store(low, to.add(at));
+                                O::store(high, to.add(half + at));
+                            }
+                        }
+                    }
+                }
+                (from, to) = (from.wrapping_add(b.kind.block_bytes()), to.wrapping_add(2 * half));
+            }
+        }
+        (self.0.as_ptr().cast(), panel_bytes)
+    }
+}
+
+/// Runs `tile` over tiles of at most `most` rows by panels, MOST_PANELS at most; a single row takes panels abreast, as they
+/// are stored.
+#[inline(always)]
+pub(in crate::cpu) unsafe fn block<O: QuantOps>(
+    b: &QuantBlock,
+    most: (usize, usize),
+    tile: impl Fn(&QuantBlock, &Tile),
+) {
+    let mut ready = Ready([const { MaybeUninit::uninit() }; _]);
+    let tiles = b.rows.div_ceil(most.0);
+    let stored = b.row_blocks * b.kind.block_bytes();
+    let mut panel = b.panels.start;
+    while panel < b.panels.end {
+        let left = b.panels.end - panel;
+        let panels = match b.rows {
+            1 if left >= ABREAST => ABREAST,
+            1 => 1,
+            _ => most.1.min(left),
+        };
+        let (w, panel_bytes) = if b.rows == 1 {
+            (b.w.wrapping_add(panel * stored), stored)
+        } else {
+            // SAFETY: forwarded.
+            unsafe { ready.make::<O>(b, panel, panels) }
+        };
+        for i in 0..tiles {
+            let rows = b.rows * i / tiles..b.rows * (i + 1) / tiles;
+            for part in 0..PANEL / O::V::LANES {
+                let w = w.wrapping_add(part * O::V::LANES * 4);
+                tile(b, &Tile { row: rows.start, rows: rows.len(), panel, panels, part, w, panel_bytes });
+            }
+            if panel + panels < b.panels.end && b.rows > 1 {
+                prefetch(b, panel + panels..(panel + 2 * panels).min(b.panels.end), i, tiles);
+            }
+            if let Some(f) = &b.finish {
+                let cols = (b.n - panel * PANEL).min(panels * PANEL);
+                // SAFETY: the tile's rows and columns are the caller's.
+                unsafe { finish_rows::<O::V>(f, b.c, b.ldc, rows, panel * PANEL, cols) };
+            }
+        }
+        panel += panels;
+    }
+}
+
+/// Brings into L2 part `i` of `parts` of the chain's blocks of the panels.
+#[inline(always)]
+fn prefetch(b: &QuantBlock, panels: Range<usize>, i: usize, parts: usize) {
+    let lines = b.blocks * b.kind.block_bytes() / LINE;
+    for panel in panels {
+        let from = b.w.wrapping_add(panel * b.row_blocks * b.kind.block_bytes());
+        for line in lines * i / parts..lines * (i + 1) / parts {
+            super::super::prefetch_l2(from.wrapping_add(line * LINE).cast::<f32>());
+        }
+    }
+}
+
+/// Bytes of four k of a panel.
+const QUAD: usize = PANEL * 4;
+
+/// The products of `MR` rows' blocks at `a`, `row_bytes` apart, with blocks of `NP` panels that are ready, added to `sums`.
+#[inline(always)]
+unsafe fn products<O: QuantOps, const MR: usize, const NP: usize, const NIBBLES: bool>(
+    sums: &mut [[O::Ints; NP]; MR],
+    (a, row_bytes): (*const i8, usize),
+    (w, panel_bytes): (*const u8, usize),
+) {
+    // SAFETY: forwarded.
+    unsafe {
+        for quad in 0..QBLOCK / 4 {
+            let mut weights = [O::load(w.wrapping_add(quad * QUAD)); NP];
+            for (p, weights) in weights.iter_mut().enumerate().skip(1) {
+                *weights = O::load(w.wrapping_add(p * panel_bytes + quad * QUAD));
+            }
+            for (r, row) in sums.iter_mut().enumerate() {
+                let a = O::broadcast(a.wrapping_add(r * row_bytes + quad * 4));
+                for (sum, w) in row.iter_mut().zip(&weights) {
+                    *sum = if NIBBLES { O::dot_nibbles(*sum, *w, a) } else { O::dot_signed(*sum, *w, a) };
+                }
+            }
+        }
+    }
+}
+
+/// The same for one row, and blocks as they are stored.
+#[inline(always)]
+unsafe fn row_products<O: QuantOps, const NP: usize>(
+    kind: QuantKind,
+    sums: &mut [O::Ints; NP],
+    a: *const i8,
+    (w, panel_bytes): (*const u8, usize),
+) {
+    // SAFETY: forwarded.
+    unsafe {
+        for (p, sum) in sums.iter_mut().enumerate() {
+            let w = w.wrapping_add(p * panel_bytes);
+            match kind {
+                QuantKind::Q8 => {
+                    for quad in 0..8 {
+                        let a = O::broadcast(a.wrapping_add(quad * 4));
+                        *sum = O::dot_signed(*sum, O::signed(w.wrapping_add(quad * QUAD)), a);
+                    }
+                }
+                QuantKind::Q4 => {
+                    for quad in 0..4 {
+                        let a = [O::broadcast(a.wrapping_add(quad * 4)), O::broadcast(a.wrapping_add(quad * 4 + 16))];
+                        let (low, high) = O::nibbles(w.wrapping_add(quad * QUAD));
+                        *sum = O::dot_nibbles(O::dot_nibbles(*sum, low, a[0]), high, a[1]);
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// `MR` rows by `NP` registers, one of each panel.
 #[inline(always)]
-pub(in crate::cpu) unsafe fn tile<O: QuantOps, const MR: usize, const NP: usize>(b: &QuantBlock, t: Tile) {
+pub(in crate::cpu) unsafe fn tile<O: QuantOps, const MR: usize, const NP: usize>(b: &QuantBlock, t: &Tile) {
     let first = t.part * O::V::LANES;
+    let block_bytes = if MR == 1 { b.kind.block_bytes() } else { QBLOCK * PANEL };
+    let row_bytes = b.row_blocks * QBLOCK;
     // SAFETY: forwarded.
     unsafe {
-        let mut acc = [[O::V::splat(0.0); NP]; MR];
-        let a = b.a.wrapping_add(t.row * b.row_blocks * QBLOCK);
+        let mut chains = [[O::V::splat(0.0); NP]; MR];
         let meta = t.row * b.row_blocks;
         for block in 0..b.blocks {
-            let mut ints = [[O::splat(0); NP]; MR];
-            for (r, row) in ints.iter_mut().enumerate() {
+            if block < MR {
+                super::super::prefetch_write(b.c.wrapping_add((t.row + block) * b.ldc + t.panel * PANEL));
+            }
+            let mut sums = [[O::splat(0); NP]; MR];
+            for (r, row) in sums.iter_mut().enumerate() {
                 *row = [O::splat(*b.a_starts.add(meta + r * b.row_blocks + block)); NP];
             }
-            for p in 0..NP {
-                let at = ((t.panel + p) * b.row_blocks + block) * b.kind.block_bytes() + first * 4;
-                let w = b.w.wrapping_add(at);
-                let quad = PANEL * 4;
-                match b.kind {
-                    QuantKind::Q8 => {
-                        for j in 0..8 {
-                            let w = O::signed(w.add(j * quad));
-                            for (r, row) in ints.iter_mut().enumerate() {
-                                let x = a.wrapping_add((r * b.row_blocks + block) * QBLOCK + j * 4);
-                                row[p] = O::dot_signed(row[p], w, x);
-                            }
-                        }
-                    }
-                    QuantKind::Q4 => {
-                        for j in 0..4 {
-                            let (low, high) = O::nibbles(w.add(j * quad));
-                            for (r, row) in ints.iter_mut().enumerate() {
-                                let x = a.wrapping_add((r * b.row_blocks + block) * QBLOCK + j * 4);
-                                row[p] = O::dot_nibbles(row[p], low, x);
-                                row[p] = O::dot_nibbles(row[p], high, x.wrapping_add(16));
-                            }
-                        }
-                    }
-                }
+            let a = b.a.wrapping_add((meta + block) * QBLOCK);
+            let w = (t.w.wrapping_add(block * block_bytes), t.panel_bytes);
+            match b.kind {
+                kind if MR == 1 => row_products::<O, NP>(kind, &mut sums[0], a, w),
+                QuantKind::Q8 => products::<O, MR, NP, false>(&mut sums, (a, row_bytes), w),
+                QuantKind::Q4 => products::<O, MR, NP, true>(&mut sums, (a, row_bytes), w),
             }
             for p in 0..NP {
                 let scale = O::scales(b.w_scales.wrapping_add(((t.panel + p) * b.row_blocks + block) * PANEL + first));
-                for (r, row) in acc.iter_mut().enumerate() {
+                for (r, row) in chains.iter_mut().enumerate() {
                     let d = scale.mul(O::V::splat(*b.a_scales.add(meta + r * b.row_blocks + block)));
-                    row[p] = O::floats(ints[r][p]).mul_add(d, row[p]);
+                    row[p] = O::floats(sums[r][p]).mul_add(d, row[p]);
                 }
             }
         }
-        for (r, row) in acc.iter().enumerate() {
+        for (r, row) in chains.iter().enumerate() {
             for (p, &chain) in row.iter().enumerate() {
                 store(b, t.row + r, (t.panel + p) * PANEL + first, chain);
             }
@@ -205,48 +339,6 @@ pub(super) unsafe fn store<V: Vector>(b: &QuantBlock, row: usize, column: usize,
     }
 }
 
-/// Below this values count as zeros: the inverse of their scale could overflow.
-pub(in crate::cpu) const SMALLEST: f32 = 1e-30;
-
-/// Adding 1.5 * 2^23 leaves an integer, rounded with ties to even, in the low bits.
-pub(in crate::cpu) const MAGIC: f32 = 12_582_912.0;
-
-/// Quantises a block of 32 values: d = magnitude / 127, q = rint(x * (127 / magnitude)), ties to even. A block that holds
-/// NaN or an infinity gets the scale NaN. Gives the scale and the sum of the q.
-#[inline(always)]
-pub(in crate::cpu) unsafe fn quantise<O: QuantOps>(x: *const f32, q: *mut i8) -> (f32, i32) {
-    let lanes = O::V::LANES;
-    // SAFETY: forwarded.
-    unsafe {
-        let mut top = O::V::load(x).abs();
-        for i in (lanes..QBLOCK).step_by(lanes) {
-            top = O::larger_bits(top, O::V::load(x.add(i)).abs());
-        }
-        let mut spilled = [0f32; PANEL];
-        top.store(spilled.as_mut_ptr());
-        let bits = spilled.iter().map(|v| v.to_bits()).fold(0, u32::max);
-        let magnitude = f32::from_bits(bits);
-        let (scale, inverse) = if bits >= 0x7f80_0000 {
-            (f32::NAN, 0.0)
-        } else if magnitude < SMALLEST {
-            (0.0, 0.0)
-        } else {
-            (magnitude / 127.0, 127.0 / magnitude)
-        };
-        if inverse == 0.0 {
-            std::ptr::write_bytes(q, 0, QBLOCK);
-            return (scale, 0);
-        }
-        let magic = O::V::splat(MAGIC);
-        let inverse = O::V::splat(inverse);
-        for i in (0..QBLOCK).step_by(lanes) {
-            O::low_bytes(O::V::load(x.add(i)).mul(inverse).add(magic), q.add(i));
-        }
-        let sum = std::slice::from_raw_parts(q, QBLOCK).iter().map(|v| i32::from(*v)).sum();
-        (scale, sum)
-    }
-}
-
 /// Quantises whole blocks for weights of a kind: values in; bytes, scales and what accumulators start at out.
 pub(in crate::cpu) type Quantise = unsafe fn(QuantKind, &[f32], &mut [i8], &mut [f32], &mut [i32]);
 
@@ -265,14 +357,16 @@ impl QuantKernels {
     }
 }
 
-/// Stamps the kernels of one [`QuantOps`]; the string lists the target features they are compiled with.
+/// Stamps the kernels of one [`QuantOps`]; the string lists the target features they are compiled with. Tiles have at most
+/// so many rows (three at least: then none of several rows is left with one) by so many panels.
 macro_rules! quant_table {
-    ($table:ident, $name:literal, $($features:literal,)? $ops:ty, $int8:path, $most:literal: $($mr:literal)*) => {
+    ($table:ident, $name:literal, $($features:literal,)? $ops:ty, $int8:path, $rows:literal x $panels:literal: $($mr:literal)*) => {
         pub(in crate::cpu) static $table: crate::cpu::quant::kernel::QuantKernels = {
-            use crate::cpu::quant::kernel::{self, QBLOCK, QuantBlock, QuantKind, QuantOps, Tile};
+            use crate::cpu::quant::kernel::{self, QuantBlock, QuantKind, QuantOps, Tile};
+            const { assert!($rows >= 3 && $panels <= kernel::MOST_PANELS) };
             $(#[target_feature(enable = $features)])?
             #[inline(never)]
-            unsafe fn shape<const MR: usize, const NP: usize>(b: &QuantBlock, t: Tile) {
+            unsafe fn shape<const MR: usize, const NP: usize>(b: &QuantBlock, t: &Tile) {
                 // SAFETY: forwarded.
                 unsafe { kernel::tile::<$ops, MR, NP>(b, t) }
             }
@@ -280,9 +374,11 @@ macro_rules! quant_table {
             unsafe fn block(b: &QuantBlock) {
                 // SAFETY: forwarded; tiles have at most the rows listed.
                 unsafe {
-                    kernel::block::<$ops>(b, $most, |b, t| match (t.rows, t.panels) {
+                    kernel::block::<$ops>(b, ($rows, $panels), |b, t| match (t.rows, t.panels) {
                         (1, 4) => shape::<1, 4>(b, t),
-                        $(($mr, _) => shape::<$mr, 1>(b, t),)*
+                        (1, _) => shape::<1, 1>(b, t),
+                        $(($mr, 1) => shape::<$mr, 1>(b, t),)*
+                        $(($mr, _) => shape::<$mr, $panels>(b, t),)*
                         _ => unreachable!("tile of {} rows", t.rows),
                     })
                 }
@@ -294,12 +390,8 @@ macro_rules! quant_table {
                     // Nibbles are 8 too large.
                     QuantKind::Q4 => -8,
                 };
-                for (b, (scale, start)) in scales.iter_mut().zip(starts).enumerate() {
-                    let (x, q) = (&x[b * QBLOCK..][..QBLOCK], &mut q[b * QBLOCK..][..QBLOCK]);
-                    // SAFETY: both hold a block.
-                    let (d, sum) = unsafe { kernel::quantise::<$ops>(x.as_ptr(), q.as_mut_ptr()) };
-                    (*scale, *start) = (d, factor * sum);
-                }
+                // SAFETY: forwarded.
+                unsafe { crate::cpu::quant::quantise::blocks::<$ops>(x, q, scales, (starts, factor)) }
             }
             crate::cpu::quant::kernel::QuantKernels { name: $name, quantise, block, int8: &$int8 }
         };

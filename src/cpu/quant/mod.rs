@@ -5,6 +5,7 @@ pub(super) mod i8mm;
 pub(super) mod kernel;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
+pub(super) mod quantise;
 pub(super) mod scalar;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86;

@@ -5,13 +5,6 @@ use std::arch::aarch64::*;
 use super::super::int8::neon as int8;
 use super::kernel::{QuantOps, quant_table};
 
-/// The four activations at `a`, in every lane.
-#[inline(always)]
-unsafe fn quads(a: *const i8) -> int8x16_t {
-    // SAFETY: the CPU has NEON; the caller vouches for four bytes.
-    unsafe { vreinterpretq_s8_s32(vdupq_n_s32(a.cast::<i32>().read_unaligned())) }
-}
-
 /// What both instances share.
 macro_rules! common {
     () => {
@@ -25,9 +18,24 @@ macro_rules! common {
             unsafe { vdupq_n_s32(x) }
         }
         #[inline(always)]
-        unsafe fn signed(p: *const u8) -> int8x16_t {
+        unsafe fn load(p: *const u8) -> int8x16_t {
             // SAFETY: as above; the caller vouches for the bytes.
             unsafe { vld1q_s8(p.cast()) }
+        }
+        #[inline(always)]
+        unsafe fn store(w: int8x16_t, p: *mut u8) {
+            // SAFETY: as above; the caller vouches for the bytes.
+            unsafe { vst1q_s8(p.cast(), w) }
+        }
+        #[inline(always)]
+        unsafe fn broadcast(a: *const i8) -> int8x16_t {
+            // SAFETY: as above; the caller vouches for four bytes.
+            unsafe { vreinterpretq_s8_s32(vdupq_n_s32(a.cast::<i32>().read_unaligned())) }
+        }
+        #[inline(always)]
+        unsafe fn signed(p: *const u8) -> int8x16_t {
+            // SAFETY: forwarded.
+            unsafe { Self::load(p) }
         }
         #[inline(always)]
         unsafe fn nibbles(p: *const u8) -> (int8x16_t, int8x16_t) {
@@ -39,7 +47,7 @@ macro_rules! common {
             }
         }
         #[inline(always)]
-        unsafe fn dot_nibbles(acc: int32x4_t, w: int8x16_t, a: *const i8) -> int32x4_t {
+        unsafe fn dot_nibbles(acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t {
             // SAFETY: forwarded.
             unsafe { Self::dot_signed(acc, w, a) }
         }
@@ -75,10 +83,9 @@ pub(in crate::cpu) struct Neon;
 impl QuantOps for Neon {
     common!();
     #[inline(always)]
-    unsafe fn dot_signed(acc: int32x4_t, w: int8x16_t, a: *const i8) -> int32x4_t {
-        // SAFETY: the CPU has NEON; the caller vouches for the activations.
+    unsafe fn dot_signed(acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t {
+        // SAFETY: the CPU has NEON.
         unsafe {
-            let a = quads(a);
             let low = vmull_s8(vget_low_s8(w), vget_low_s8(a));
             let high = vmull_s8(vget_high_s8(w), vget_high_s8(a));
             // Pairs of neighbouring products, then pairs of those: one lane a column.
@@ -92,12 +99,10 @@ pub(in crate::cpu) struct NeonDotprod;
 impl QuantOps for NeonDotprod {
     common!();
     #[inline(always)]
-    unsafe fn dot_signed(acc: int32x4_t, w: int8x16_t, a: *const i8) -> int32x4_t {
+    unsafe fn dot_signed(acc: int32x4_t, w: int8x16_t, a: int8x16_t) -> int32x4_t {
         let mut acc = acc;
-        // SAFETY: the CPU has the dot product instruction, which touches registers alone; the caller vouches for the
-        // activations.
+        // SAFETY: the CPU has the dot product instruction, which touches registers alone.
         unsafe {
-            let a = quads(a);
             std::arch::asm!(
                 ".arch_extension dotprod",
                 "sdot {acc:v}.4s, {w:v}.16b, {a:v}.16b",
@@ -111,5 +116,5 @@ impl QuantOps for NeonDotprod {
     }
 }
 
-quant_table!(NEON, "neon", "neon", Neon, int8::NEON, 4: 1 2 3 4);
-quant_table!(NEON_DOTPROD, "neon-dotprod", "neon", NeonDotprod, int8::NEON_DOTPROD, 4: 1 2 3 4);
+quant_table!(NEON, "neon", "neon", Neon, int8::NEON, 4 x 1: 2 3 4);
+quant_table!(NEON_DOTPROD, "neon-dotprod", "neon", NeonDotprod, int8::NEON_DOTPROD, 4 x 1: 2 3 4);

@@ -5,9 +5,14 @@ use super::kernel::{QuantOps, quant_table};
 
 pub(in crate::cpu) struct Scalar;
 
-unsafe fn products(acc: i32, w: [i32; 4], a: *const i8) -> i32 {
-    // SAFETY: the caller vouches for four activations.
-    (0..4).fold(acc, |acc, i| acc + w[i] * i32::from(unsafe { *a.add(i) }))
+/// Four bytes with their signs.
+unsafe fn signs(p: *const i8) -> [i32; 4] {
+    // SAFETY: the caller vouches for the bytes.
+    std::array::from_fn(|i| i32::from(unsafe { *p.add(i) }))
+}
+
+fn products(acc: i32, w: [i32; 4], a: [i32; 4]) -> i32 {
+    (0..4).fold(acc, |acc, i| acc + w[i] * a[i])
 }
 
 impl QuantOps for Scalar {
@@ -18,22 +23,32 @@ impl QuantOps for Scalar {
     unsafe fn splat(x: i32) -> i32 {
         x
     }
+    unsafe fn load(p: *const u8) -> [i32; 4] {
+        // SAFETY: forwarded.
+        unsafe { signs(p.cast()) }
+    }
+    unsafe fn store(w: [i32; 4], p: *mut u8) {
+        // SAFETY: the caller vouches for four bytes.
+        (0..4).for_each(|i| unsafe { *p.add(i) = w[i] as u8 });
+    }
+    unsafe fn broadcast(a: *const i8) -> [i32; 4] {
+        // SAFETY: forwarded.
+        unsafe { signs(a) }
+    }
     unsafe fn signed(p: *const u8) -> [i32; 4] {
-        // SAFETY: the caller vouches for a quad.
-        std::array::from_fn(|i| i32::from(unsafe { *p.add(i) } as i8))
+        // SAFETY: forwarded.
+        unsafe { signs(p.cast()) }
     }
     unsafe fn nibbles(p: *const u8) -> ([i32; 4], [i32; 4]) {
         // SAFETY: the caller vouches for a quad.
         let bytes: [u8; 4] = std::array::from_fn(|i| unsafe { *p.add(i) });
         (bytes.map(|b| i32::from(b & 15)), bytes.map(|b| i32::from(b >> 4)))
     }
-    unsafe fn dot_signed(acc: i32, w: [i32; 4], a: *const i8) -> i32 {
-        // SAFETY: forwarded.
-        unsafe { products(acc, w, a) }
+    unsafe fn dot_signed(acc: i32, w: [i32; 4], a: [i32; 4]) -> i32 {
+        products(acc, w, a)
     }
-    unsafe fn dot_nibbles(acc: i32, w: [i32; 4], a: *const i8) -> i32 {
-        // SAFETY: forwarded.
-        unsafe { products(acc, w, a) }
+    unsafe fn dot_nibbles(acc: i32, w: [i32; 4], a: [i32; 4]) -> i32 {
+        products(acc, w, a)
     }
     unsafe fn floats(x: i32) -> f32 {
         x as f32
@@ -51,4 +66,4 @@ impl QuantOps for Scalar {
     }
 }
 
-quant_table!(KERNELS, "scalar", Scalar, int8::KERNELS, 1: 1);
+quant_table!(KERNELS, "scalar", Scalar, int8::KERNELS, 4 x 1: 2 3 4);

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use super::super::int8::x86 as int8;
 use super::kernel::{QuantOps, quant_table};
 
-/// The four activations at `a` as one value to broadcast.
+/// The four activations at `a` as one value.
 #[inline(always)]
 unsafe fn quad(a: *const i8) -> i32 {
     // SAFETY: the caller vouches for four bytes.
@@ -26,6 +26,21 @@ macro_rules! common_256 {
         unsafe fn splat(x: i32) -> __m256i {
             // SAFETY: the CPU has AVX2, here and below.
             unsafe { _mm256_set1_epi32(x) }
+        }
+        #[inline(always)]
+        unsafe fn load(p: *const u8) -> __m256i {
+            // SAFETY: as above; the caller vouches for the bytes.
+            unsafe { _mm256_loadu_si256(p.cast()) }
+        }
+        #[inline(always)]
+        unsafe fn store(w: __m256i, p: *mut u8) {
+            // SAFETY: as above; the caller vouches for the bytes.
+            unsafe { _mm256_storeu_si256(p.cast(), w) }
+        }
+        #[inline(always)]
+        unsafe fn broadcast(a: *const i8) -> __m256i {
+            // SAFETY: as above; forwarded.
+            unsafe { _mm256_set1_epi32(quad(a)) }
         }
         #[inline(always)]
         unsafe fn nibbles(p: *const u8) -> (__m256i, __m256i) {
@@ -75,19 +90,19 @@ impl QuantOps for Avx2 {
         unsafe { _mm256_loadu_si256(p.cast()) }
     }
     #[inline(always)]
-    unsafe fn dot_signed(acc: __m256i, w: __m256i, a: *const i8) -> __m256i {
+    unsafe fn dot_signed(acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
         // SAFETY: as above.
         unsafe {
-            let a = _mm256_sign_epi8(_mm256_set1_epi32(quad(a)), w);
+            let a = _mm256_sign_epi8(a, w);
             let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), a);
             _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         }
     }
     #[inline(always)]
-    unsafe fn dot_nibbles(acc: __m256i, w: __m256i, a: *const i8) -> __m256i {
+    unsafe fn dot_nibbles(acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
         // SAFETY: as above.
         unsafe {
-            let pairs = _mm256_maddubs_epi16(w, _mm256_set1_epi32(quad(a)));
+            let pairs = _mm256_maddubs_epi16(w, a);
             _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         }
     }
@@ -104,14 +119,14 @@ impl QuantOps for AvxVnni {
         unsafe { _mm256_xor_si256(_mm256_loadu_si256(p.cast()), _mm256_set1_epi8(-128)) }
     }
     #[inline(always)]
-    unsafe fn dot_signed(acc: __m256i, w: __m256i, a: *const i8) -> __m256i {
+    unsafe fn dot_signed(acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
         // SAFETY: as above.
-        unsafe { _mm256_dpbusd_avx_epi32(acc, w, _mm256_set1_epi32(quad(a))) }
+        unsafe { _mm256_dpbusd_avx_epi32(acc, w, a) }
     }
     #[inline(always)]
-    unsafe fn dot_nibbles(acc: __m256i, w: __m256i, a: *const i8) -> __m256i {
+    unsafe fn dot_nibbles(acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
         // SAFETY: as above.
-        unsafe { _mm256_dpbusd_avx_epi32(acc, w, _mm256_set1_epi32(quad(a))) }
+        unsafe { _mm256_dpbusd_avx_epi32(acc, w, a) }
     }
 }
 
@@ -128,6 +143,21 @@ impl QuantOps for Avx512Vnni {
         unsafe { _mm512_set1_epi32(x) }
     }
     #[inline(always)]
+    unsafe fn load(p: *const u8) -> __m512i {
+        // SAFETY: as above; the caller vouches for the bytes.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store(w: __m512i, p: *mut u8) {
+        // SAFETY: as above; the caller vouches for the bytes.
+        unsafe { _mm512_storeu_si512(p.cast(), w) }
+    }
+    #[inline(always)]
+    unsafe fn broadcast(a: *const i8) -> __m512i {
+        // SAFETY: as above; forwarded.
+        unsafe { _mm512_set1_epi32(quad(a)) }
+    }
+    #[inline(always)]
     unsafe fn signed(p: *const u8) -> __m512i {
         // SAFETY: as above; the caller vouches for the bytes.
         unsafe { _mm512_xor_si512(_mm512_loadu_si512(p.cast()), _mm512_set1_epi8(-128)) }
@@ -141,14 +171,14 @@ impl QuantOps for Avx512Vnni {
         }
     }
     #[inline(always)]
-    unsafe fn dot_signed(acc: __m512i, w: __m512i, a: *const i8) -> __m512i {
+    unsafe fn dot_signed(acc: __m512i, w: __m512i, a: __m512i) -> __m512i {
         // SAFETY: as above.
-        unsafe { _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(quad(a))) }
+        unsafe { _mm512_dpbusd_epi32(acc, w, a) }
     }
     #[inline(always)]
-    unsafe fn dot_nibbles(acc: __m512i, w: __m512i, a: *const i8) -> __m512i {
+    unsafe fn dot_nibbles(acc: __m512i, w: __m512i, a: __m512i) -> __m512i {
         // SAFETY: as above.
-        unsafe { _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(quad(a))) }
+        unsafe { _mm512_dpbusd_epi32(acc, w, a) }
     }
     #[inline(always)]
     unsafe fn floats(x: __m512i) -> __m512 {
@@ -172,7 +202,7 @@ impl QuantOps for Avx512Vnni {
     }
 }
 
-quant_table!(AVX2, "avx2", "avx2,fma,f16c", Avx2, int8::AVX2, 4: 1 2 3 4);
-quant_table!(AVX_VNNI, "avx-vnni", "avx2,fma,f16c,avxvnni", AvxVnni, int8::AVX_VNNI, 6: 1 2 3 4 5 6);
+quant_table!(AVX2, "avx2", "avx2,fma,f16c", Avx2, int8::AVX2, 4 x 1: 2 3 4);
+quant_table!(AVX_VNNI, "avx-vnni", "avx2,fma,f16c,avxvnni", AvxVnni, int8::AVX_VNNI, 6 x 1: 2 3 4 5 6);
 quant_table!(AVX512_VNNI, "avx512-vnni", "avx512f,avx512bw,avx512vl,avx512vnni,avx512dq,avx2,fma", Avx512Vnni, int8::AVX512_VNNI,
-    8: 1 2 3 4 5 6 7 8);
+    6 x 2: 2 3 4 5 6);
