@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use super::quant::{self, QuantKernels};
 use super::table::Kernels;
+use crate::env::Dot;
 use crate::error::{InferError, Result};
 
 /// AVX2 with FMA and F16C, which no CPU with AVX2 lacks.
@@ -55,17 +56,31 @@ pub fn selected() -> Result<&'static Kernels> {
 
 /// Every set of integer kernels this build has and this CPU can run, best first; `scalar` is always last.
 pub fn quant_available() -> Vec<&'static QuantKernels> {
+    integer_sets(true)
+}
+
+/// AVX-512 with VNNI and what the integer kernels use beside it.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn avx512_vnni() -> bool {
+    avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vnni")
+}
+
+/// The sets of integer kernels, with AMX or without: the system is asked for its tiles only where they may be used.
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "AMX is x86-64's"))]
+fn integer_sets(amx: bool) -> Vec<&'static QuantKernels> {
     let mut tables: Vec<&'static QuantKernels> = Vec::new();
     #[cfg(target_arch = "x86_64")]
     {
-        let avx2 =
-            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-        let avx512 = avx2
-            && is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512vl");
-        if avx512 && is_x86_feature_detected!("avx512vnni") {
+        let (avx2, avx512) = (avx2(), avx512_vnni());
+        if avx512 && amx && super::amx::granted() {
+            tables.push(&quant::amx::AMX_INT8);
+        }
+        if avx512 {
             tables.push(&quant::x86::AVX512_VNNI);
         }
         if avx2 && is_x86_feature_detected!("avxvnni") {
@@ -90,15 +105,26 @@ pub fn quant_available() -> Vec<&'static QuantKernels> {
     tables
 }
 
-/// The integer kernels that go with a table of kernels: the best of its instruction set. `KIN_INFER_CPU_DOT` set to
-/// `off` leaves out those with instructions for products of bytes.
+/// The sets of integer kernels that `test` runs: those of this CPU, and AMX's, emulated, where it is all that lacks.
+#[cfg(test)]
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "AMX is x86-64's"))]
+pub(super) fn quant_tested(test: &str) -> Vec<&'static QuantKernels> {
+    let sets = quant_available();
+    #[cfg(target_arch = "x86_64")]
+    let sets = super::amx::emulated(test).into_iter().chain(sets).collect();
+    sets
+}
+
+/// The integer kernels that go with a table of kernels: the best of its instruction set that `KIN_INFER_CPU_DOT` leaves.
 pub fn quant_for(kernels: &Kernels) -> &'static QuantKernels {
-    let plain = crate::env::cpu_dot_off();
+    let dot = crate::env::cpu_dot();
+    let plain = dot == Dot::Off;
     let serves = |quant: &&'static QuantKernels| match kernels.name() {
         "avx512" => !plain || quant.name() == "avx2",
         "avx2" => quant.name() == "avx2" || (!plain && quant.name() == "avx-vnni"),
         "neon" => quant.name() == "neon" || (!plain && matches!(quant.name(), "neon-dotprod" | "neon-i8mm")),
         _ => quant.name() == "scalar",
     };
-    quant_available().into_iter().find(serves).unwrap_or(&quant::scalar::KERNELS)
+    let amx = dot == Dot::All && kernels.name() == "avx512";
+    integer_sets(amx).into_iter().find(serves).unwrap_or(&quant::scalar::KERNELS)
 }
