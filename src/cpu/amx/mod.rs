@@ -8,6 +8,8 @@
 
 #[cfg(all(test, target_os = "linux"))]
 pub(super) mod emulator;
+#[cfg(all(test, target_os = "linux"))]
+mod guarded;
 #[cfg(test)]
 mod tests;
 
@@ -142,8 +144,8 @@ impl<T, const N: usize> Lines<T, N> {
     }
 }
 
-/// The set of AMX, which no table lists: emulated where the CPU has all that it takes but AMX. None is said to be skipped
-/// of `test`.
+/// AMX's set where it has to be emulated and can be: the CPU has all that it takes but AMX. Where it can not, says that
+/// `test` is skipped with it.
 #[cfg(test)]
 pub(super) fn emulated(test: &str) -> Option<&'static super::quant::QuantKernels> {
     use std::io::Write;

@@ -206,7 +206,7 @@ fn instructions_run() {
     assert_eq!(out, plain(&a, &b, rows, k, Signs { rows: false, columns: true }));
 }
 
-/// How a process ends that does this alone.
+/// The signal that ends a process which does this alone, or less its exit status.
 fn end_of(run: impl Fn()) -> i32 {
     let mut status = 0;
     // SAFETY: the child calls nothing that takes locks: threads that held them do not exist in it.
@@ -214,6 +214,8 @@ fn end_of(run: impl Fn()) -> i32 {
         let child = libc::fork();
         assert!(child >= 0, "fork");
         if child == 0 {
+            // Its message is none of this run's.
+            libc::close(libc::STDERR_FILENO);
             run();
             libc::_exit(0);
         }
@@ -222,7 +224,6 @@ fn end_of(run: impl Fn()) -> i32 {
     if libc::WIFSIGNALED(status) { libc::WTERMSIG(status) } else { -libc::WEXITSTATUS(status) }
 }
 
-/// The instruction and the signal that it ends a process with.
 #[test]
 fn misuse_and_other_illegal_instructions_end_a_process() {
     if !amx::granted() {
