@@ -29,47 +29,6 @@ pub(super) const TILE_BYTES: usize = 64;
 /// i32 values of a tile of sums.
 pub(super) const TILE_SUMS: usize = TILE_ROWS * PANEL;
 
-/// Whether this process may use AMX on this CPU: both have int8 tiles, and the system keeps their state, as it is asked
-/// to once. From then on the system refuses signal stacks of this process that are too small for the tiles.
-pub(super) fn granted() -> bool {
-    static GRANTED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *GRANTED.get_or_init(|| has_int8_tiles() && system_keeps_tiles() && permitted())
-}
-
-/// The CPU's word: amx-tile and amx-int8.
-fn has_int8_tiles() -> bool {
-    #[allow(unused_unsafe, reason = "the function became a safe one")]
-    // SAFETY: every x86-64 CPU has CPUID, and answers about leaves it lacks with others' bits, which leaf 0 tells.
-    let (leaves, features) = unsafe { (std::arch::x86_64::__cpuid(0).eax, std::arch::x86_64::__cpuid_count(7, 0).edx) };
-    leaves >= 7 && features >> 24 & 3 == 3
-}
-
-/// The system's word: the states of tiles and their configuration (bits 17 and 18) are enabled.
-fn system_keeps_tiles() -> bool {
-    #[target_feature(enable = "xsave")]
-    fn enabled() -> u64 {
-        // SAFETY: the CPU has the instruction, and so has the system, as detection of the feature includes it.
-        unsafe { std::arch::x86_64::_xgetbv(0) }
-    }
-    // SAFETY: the feature was detected.
-    is_x86_feature_detected!("xsave") && unsafe { enabled() } >> 17 & 3 == 3
-}
-
-/// Asks the system for the tiles' state.
-#[cfg(target_os = "linux")]
-fn permitted() -> bool {
-    const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
-    const XFEATURE_XTILEDATA: libc::c_long = 18;
-    // SAFETY: the call takes two numbers, and refuses what it does not know.
-    unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
-}
-
-/// No other system was ever seen to grant it.
-#[cfg(not(target_os = "linux"))]
-fn permitted() -> bool {
-    false
-}
-
 /// What LDTILECFG reads.
 #[repr(C, align(64))]
 struct Configuration {
@@ -93,7 +52,7 @@ impl Tiles {
     /// activations of `rows` by `k` bytes, weights of `k / 4` quads.
     ///
     /// # Safety
-    /// AMX is [`granted`], or emulated; this thread has no other tiles.
+    /// AMX is granted, or emulated; this thread has no other tiles.
     pub unsafe fn configure(rows: usize, k: usize) -> Self {
         assert!((1..=TILE_ROWS).contains(&rows) && (4..=TILE_BYTES).contains(&k) && k.is_multiple_of(4));
         let (rows, quads) = (rows as u8, (k / 4) as u8);
@@ -149,7 +108,7 @@ impl<T, const N: usize> Lines<T, N> {
 #[cfg(test)]
 pub(super) fn emulated(test: &str) -> Option<&'static super::quant::QuantKernels> {
     use std::io::Write;
-    if granted() {
+    if super::dispatch::amx() {
         return None;
     }
     #[cfg(target_os = "linux")]
@@ -158,7 +117,7 @@ pub(super) fn emulated(test: &str) -> Option<&'static super::quant::QuantKernels
         return Some(&super::quant::amx::AMX_INT8);
     }
     // Past the harness' capture: a skip is seen also in a green run.
-    let _ = writeln!(std::io::stderr(), "1 skipped: {test} with amx-int8: this CPU has no AVX-512 VNNI");
+    let _ = writeln!(std::io::stderr(), "1 skipped: {test} with amx-int8, which is neither granted nor emulated here");
     None
 }
 

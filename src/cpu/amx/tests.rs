@@ -60,7 +60,7 @@ fn whole_models_have_the_bits_of_the_scalar_set() {
 #[test]
 fn products_of_many_rows_are_those_of_tiles() {
     let set = quant_tested("tiles")[0];
-    if set.name() != "amx-int8" || super::granted() {
+    if set.name() != "amx-int8" || super::super::dispatch::amx() {
         return;
     }
     for (fixture, precision) in [("bert-base", Precision::Int8), ("gguf-bert-base-q8_0.gguf", Precision::Exact)] {

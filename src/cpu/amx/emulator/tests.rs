@@ -4,7 +4,7 @@ use std::arch::asm;
 
 use super::decode::{Instruction, decode};
 use super::tiles::{Signs, Tiles};
-use crate::cpu::amx;
+use crate::cpu::{amx, dispatch};
 
 /// A configuration with tiles of `rows` and bytes of a row.
 fn configuration(shapes: &[(u8, u16)]) -> [u8; 64] {
@@ -187,7 +187,7 @@ fn instructions_are_decoded() {
 /// Real instructions: emulated here, or the CPU's own where it has them, which holds the emulator to it.
 #[test]
 fn instructions_run() {
-    if !amx::granted() {
+    if !dispatch::amx() {
         super::install();
     }
     let (rows, k) = (5, 64);
@@ -226,12 +226,12 @@ fn end_of(run: impl Fn()) -> i32 {
 
 #[test]
 fn misuse_and_other_illegal_instructions_end_a_process() {
-    if !amx::granted() {
+    if !dispatch::amx() {
         super::install();
     }
     // SAFETY: it is meant to fault, in a process of its own; if it does not, a register nobody uses is zeros.
     let unconfigured = || unsafe { asm!("tilezero tmm0", out("tmm0") _) };
-    let signal = if amx::granted() { libc::SIGILL } else { libc::SIGABRT };
+    let signal = if dispatch::amx() { libc::SIGILL } else { libc::SIGABRT };
     assert_eq!(end_of(unconfigured), signal);
     // SAFETY: as above.
     assert_eq!(end_of(|| unsafe { asm!("ud2") }), libc::SIGILL);
