@@ -36,9 +36,9 @@ const CPU_ISA: Variable = Variable {
 
 const CPU_DOT: Variable = Variable {
     name: "KIN_INFER_CPU_DOT",
-    values: "off",
+    values: "off or no-amx",
     default: "unset",
-    purpose: "Leaves out instructions for products of bytes (VNNI, NEON dotprod, i8mm); results do not depend on it.",
+    purpose: "Leaves out instructions for products of bytes, all (VNNI, AMX, NEON dotprod, i8mm) or AMX's; results do not depend on it.",
 };
 
 const CPU_BACKEND: Variable = Variable {
@@ -178,9 +178,21 @@ pub(crate) fn cpu_isa() -> Option<String> {
     CPU_ISA.value().map(|v| v.to_ascii_lowercase())
 }
 
-/// Whether `KIN_INFER_CPU_DOT` turns instructions for products of bytes off.
-pub(crate) fn cpu_dot_off() -> bool {
-    CPU_DOT.value().is_some_and(|v| v.eq_ignore_ascii_case("off"))
+/// The instructions for products of bytes that may be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dot {
+    All,
+    NoAmx,
+    Off,
+}
+
+/// Which of them `KIN_INFER_CPU_DOT` leaves.
+pub(crate) fn cpu_dot() -> Dot {
+    match CPU_DOT.value().map(|v| v.to_ascii_lowercase()).as_deref() {
+        Some("off") => Dot::Off,
+        Some("no-amx") => Dot::NoAmx,
+        _ => Dot::All,
+    }
 }
 
 /// What `KIN_INFER_CPU_BACKEND` names.

@@ -217,7 +217,7 @@ fn int8_is_taken_by_what_encodes() {
     assert_ne!(first, run(&["fingerprint", "--model", &model]).expect(0).stdout);
     let sets: Value = serde_json::from_str(&run(&["devices", "--json"]).expect(0).stdout).unwrap();
     for isa in sets["instruction_sets"].as_array().unwrap() {
-        for dot in ["", "off"] {
+        for dot in ["", "no-amx", "off"] {
             assert_eq!(print(isa.as_str().unwrap(), dot), first, "{isa} {dot}");
         }
     }

@@ -1,5 +1,7 @@
 //! The CPU backend: kernels written once over a vector trait, stamped for each instruction set, chosen at run time.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -33,6 +35,8 @@ mod table;
 
 pub use blas::products;
 pub use compute::CpuCompute;
+#[cfg(test)]
+use dispatch::quant_tested;
 pub use dispatch::{available, by_name, quant_available, quant_for, selected};
 pub(crate) use footprint::{Account, Footprint};
 pub use quant::QuantKernels;

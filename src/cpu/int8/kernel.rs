@@ -60,7 +60,7 @@ pub(in crate::cpu) struct Int8Block {
     pub rows: usize,
     /// A multiple of [`STEP`].
     pub k: usize,
-    /// Quantised rows, `lda` bytes apart, and for each its scale and -z.
+    /// Quantised rows, `lda` bytes apart, a multiple of 64 that are readable, and for each its scale and -z.
     pub a: *const u8,
     pub lda: usize,
     pub a_scales: *const f32,

@@ -1,6 +1,8 @@
 //! Linear layers with weights of one byte: quantised when a model is loaded, a scale for each output feature; inputs
 //! quantised row by row.
 
+#[cfg(target_arch = "x86_64")]
+pub(super) mod amx;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod i8mm;
 pub(super) mod kernel;
@@ -212,7 +214,7 @@ pub(super) unsafe fn part(
                 residual: p.residual.map(|r| (r[first * n..].as_ptr(), n)),
             },
         };
-        // SAFETY: forwarded; rows are padded to whole steps, and the CPU has the table's instruction set.
+        // SAFETY: forwarded; rows are padded to whole cache lines, and the CPU has the table's instruction set.
         unsafe { (kernels.int8.block)(&block) };
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::cancel::Cancel;
 use super::super::packed::{self, PackedMatrix, Product};
-use super::super::{available, quant_available};
+use super::super::{available, quant_tested};
 use super::kernel::MAX_K;
 use crate::gpu::Activation;
 
@@ -75,7 +75,7 @@ fn plain(x: &[f32], w: &[f32], n: usize, k: usize) -> Vec<f32> {
 fn check(what: &str, x: &[f32], w: &[f32], (rows, n, k): (usize, usize, usize)) -> Vec<f32> {
     let weight = PackedMatrix::int8_of(n, k, w).unwrap();
     let expected = plain(x, w, n, k);
-    for quant in quant_available() {
+    for quant in quant_tested(what) {
         let (bias, factor, residual) = (None, None, None);
         let p = Product {
             rows,
@@ -103,7 +103,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 #[test]
 fn every_set_of_kernels_gives_the_definitions_bits() {
     let mut random = Random(7);
-    for rows in [1, 2, 3, 5, 6, 7, 8, 9, 17] {
+    for rows in [1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 33, 50] {
         for (n, k) in [(1, 1), (3, 5), (16, 8), (17, 31), (33, 64), (48, 384), (50, 77), (64, 1030), (130, 12)] {
             let (mut x, mut w) = (random.floats(rows * k), random.floats(n * k));
             check("random", &x, &w, (rows, n, k));
@@ -129,9 +129,9 @@ fn extremes_are_exact() {
     for k in [4, 8, 48, 1024, 16_384] {
         for signs in 0..16u32 {
             let sign = |on: bool| if on { 1.0f32 } else { -1.0 };
-            let x: Vec<f32> = (0..2 * k).map(|i| sign(signs >> (i % 2) & 1 == 0) * 3.0).collect();
+            let x: Vec<f32> = (0..5 * k).map(|i| sign(signs >> (i % 2) & 1 == 0) * 3.0).collect();
             let w: Vec<f32> = (0..17 * k).map(|i| sign(signs >> (2 + i % 2) & 1 == 0) * 0.5).collect();
-            let c = check("ends", &x, &w, (2, 17, k));
+            let c = check("ends", &x, &w, (5, 17, k));
             let exact: f32 = x[..k].iter().zip(&w[..k]).map(|(x, w)| x * w).sum();
             assert!((c[0] - exact).abs() <= exact.abs() * 0.005, "k {k}: {} for {exact}", c[0]);
         }
@@ -142,9 +142,11 @@ fn extremes_are_exact() {
 fn the_longest_rows_do_not_overflow() {
     let k = MAX_K;
     for (x, w) in [(1.0, 1.0), (-1.0, 1.0), (1.0, -1.0)] {
-        let (x, w) = (vec![x; k], vec![w; 2 * k]);
-        let sum = check("longest", &x, &w, (1, 2, k))[0];
-        assert!((sum.abs() / k as f32 - 1.0).abs() < 1e-3, "{sum}");
+        for rows in [1, 4] {
+            let (x, w) = (vec![x; rows * k], vec![w; 2 * k]);
+            let sum = check("longest", &x, &w, (rows, 2, k))[0];
+            assert!((sum.abs() / k as f32 - 1.0).abs() < 1e-3, "{sum}");
+        }
     }
     assert!(255 * 127 * (MAX_K as i64 + 1) > i64::from(i32::MAX));
 }
@@ -169,7 +171,7 @@ fn ties_round_to_even() {
 #[test]
 fn a_value_that_is_not_finite_makes_its_row_nan() {
     let mut random = Random(3);
-    let (n, k, rows) = (20, 67, 3);
+    let (n, k, rows) = (20, 67, 5);
     let w = random.floats(n * k);
     for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for at in [0, 37, k - 1] {
@@ -203,7 +205,7 @@ fn rows_are_the_same_in_any_company() {
     }
     for threads in [1, 2, 5] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        for quant in quant_available() {
+        for quant in quant_tested("rows in company") {
             for (first, count) in [(0, rows), (3, 1), (5, 60)] {
                 let part = first * n..(first + count) * n;
                 let p = Product {

@@ -351,7 +351,8 @@ pub struct QuantKernels {
 }
 
 impl QuantKernels {
-    /// The instruction set: scalar, avx2, avx-vnni, avx512-vnni, neon, neon-dotprod or neon-i8mm.
+    /// The instruction set: scalar, avx2, avx-vnni, avx512-vnni, amx-int8, neon,
+    /// neon-dotprod or neon-i8mm.
     pub fn name(&self) -> &'static str {
         self.name
     }

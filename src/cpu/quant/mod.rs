@@ -1,5 +1,7 @@
 //! Quantised weights: packed once into panels, multiplied as integers.
 
+#[cfg(target_arch = "x86_64")]
+pub(super) mod amx;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod i8mm;
 pub(super) mod kernel;

@@ -2,7 +2,8 @@
 
 use super::super::cancel::Cancel;
 use super::super::packed::{self, PackedMatrix, Product};
-use super::super::{available, quant_available};
+use super::super::{available, quant_available, quant_tested};
+use super::QuantKernels;
 use super::kernel::{QBLOCK, QuantKind};
 use crate::gpu::Activation;
 
@@ -76,10 +77,15 @@ fn plain(x: &[f32], k: usize, values: &[i32], scales: &[f32], n: usize) -> Vec<f
     out
 }
 
-fn found(kind: QuantKind, x: &[f32], (rows, n, k): (usize, usize, usize), bytes: &[u8], name: &str) -> Vec<f32> {
+fn found(
+    kind: QuantKind,
+    x: &[f32],
+    (rows, n, k): (usize, usize, usize),
+    bytes: &[u8],
+    quant: &QuantKernels,
+) -> Vec<f32> {
     let stored = bytes.len() / n;
     let weight = PackedMatrix::quantised(kind, n, k, |i| &bytes[i * stored..][..stored]).unwrap();
-    let quant = quant_available().into_iter().find(|q| q.name() == name).unwrap();
     let (bias, factor, residual, cancel) = (None, None, None, &Cancel::default());
     let p = Product { rows, a: x, weight: &weight, bias, activation: Activation::Identity, factor, residual, cancel };
     let mut c = vec![f32::NAN; rows * n];
@@ -93,9 +99,9 @@ fn bits(values: &[f32]) -> Vec<u32> {
 
 #[test]
 fn every_set_of_kernels_gives_the_definitions_bits() {
-    let mut random = Random(7);
+    let (mut random, sets) = (Random(7), quant_tested("blocks"));
     for kind in [QuantKind::Q8, QuantKind::Q4] {
-        for rows in [1, 2, 3, 5, 6, 7, 8, 9, 13, 17] {
+        for rows in [1, 2, 3, 5, 6, 7, 8, 9, 13, 17, 33] {
             for (n, k) in [(1, 32), (16, 64), (17, 96), (33, 512), (48, 544), (50, 1120)] {
                 let (bytes, values, scales) = blocks(kind, n, k, &mut random);
                 let mut x: Vec<f32> = (0..rows * k).map(|_| random.float()).collect();
@@ -104,8 +110,8 @@ fn every_set_of_kernels_gives_the_definitions_bits() {
                     x[32..64].fill(1e-38);
                 }
                 let expected = bits(&plain(&x, k, &values, &scales, n));
-                for quant in quant_available() {
-                    let c = found(kind, &x, (rows, n, k), &bytes, quant.name());
+                for quant in &sets {
+                    let c = found(kind, &x, (rows, n, k), &bytes, quant);
                     assert_eq!(bits(&c), expected, "{}: {kind:?}, {rows} rows, n {n}, k {k}", quant.name());
                 }
             }
@@ -116,13 +122,13 @@ fn every_set_of_kernels_gives_the_definitions_bits() {
 #[test]
 fn a_value_that_is_not_finite_makes_its_row_nan() {
     let mut random = Random(3);
-    let (n, k, rows) = (20, 64, 3);
+    let (n, k, rows) = (20, 64, 7);
     let (bytes, ..) = blocks(QuantKind::Q8, n, k, &mut random);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut x: Vec<f32> = (0..rows * k).map(|_| random.float()).collect();
         x[k + 37] = bad;
-        for quant in quant_available() {
-            let c = found(QuantKind::Q8, &x, (rows, n, k), &bytes, quant.name());
+        for quant in quant_tested("values that are not finite") {
+            let c = found(QuantKind::Q8, &x, (rows, n, k), &bytes, quant);
             assert!(c[..n].iter().chain(&c[2 * n..]).all(|v| v.is_finite()), "{}", quant.name());
             assert!(c[n..2 * n].iter().all(|v| v.is_nan()), "{}", quant.name());
         }
