@@ -2,7 +2,7 @@
 
 use super::super::cancel::Cancel;
 use super::super::packed::{self, PackedMatrix, Product};
-use super::super::{available, quant_available, quant_tested};
+use super::super::{available, quant_tested};
 use super::QuantKernels;
 use super::kernel::{QBLOCK, QuantKind};
 use crate::gpu::Activation;
