@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-declare -A expected=([f32]=19574 [int8]=17580 [q8_0]=18252)
+declare -A expected=([f32]=19420 [int8]=17427 [q8_0]=18369)
 allowed=115 # percent
 
 if ! command -v valgrind >/dev/null; then
