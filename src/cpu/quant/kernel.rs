@@ -165,7 +165,7 @@ impl Ready {
                 (from, to) = (from.wrapping_add(b.kind.block_bytes()), to.wrapping_add(2 * half));
             }
         }
-        (self.0.as_ptr().cast(), panel_bytes)
+        (self.0.as_mut_ptr().cast_const().cast(), panel_bytes)
     }
 }
 

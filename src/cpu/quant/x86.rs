@@ -86,8 +86,8 @@ impl QuantOps for Avx2 {
     const SIGNED_START: i32 = 0;
     #[inline(always)]
     unsafe fn signed(p: *const u8) -> __m256i {
-        // SAFETY: as above; the caller vouches for the bytes.
-        unsafe { _mm256_loadu_si256(p.cast()) }
+        // SAFETY: forwarded.
+        unsafe { Self::load(p) }
     }
     #[inline(always)]
     unsafe fn dot_signed(acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
@@ -116,7 +116,7 @@ impl QuantOps for AvxVnni {
     #[inline(always)]
     unsafe fn signed(p: *const u8) -> __m256i {
         // SAFETY: as above; the caller vouches for the bytes.
-        unsafe { _mm256_xor_si256(_mm256_loadu_si256(p.cast()), _mm256_set1_epi8(-128)) }
+        unsafe { _mm256_xor_si256(Self::load(p), _mm256_set1_epi8(-128)) }
     }
     #[inline(always)]
     unsafe fn dot_signed(acc: __m256i, w: __m256i, a: __m256i) -> __m256i {
@@ -160,7 +160,7 @@ impl QuantOps for Avx512Vnni {
     #[inline(always)]
     unsafe fn signed(p: *const u8) -> __m512i {
         // SAFETY: as above; the caller vouches for the bytes.
-        unsafe { _mm512_xor_si512(_mm512_loadu_si512(p.cast()), _mm512_set1_epi8(-128)) }
+        unsafe { _mm512_xor_si512(Self::load(p), _mm512_set1_epi8(-128)) }
     }
     #[inline(always)]
     unsafe fn nibbles(p: *const u8) -> (__m512i, __m512i) {
