@@ -23,6 +23,9 @@ pub(crate) const K_BLOCK: usize = 512;
 /// Most rows for which 16-bit weights are widened in registers; more rows share a widened copy.
 pub(super) const HALF_ROWS: usize = 4;
 
+/// Bytes ahead of a weight that is read once that its panel is asked for: the CPU alone keeps too few lines under way.
+pub(super) const AHEAD: usize = 768;
+
 /// Rows of A that stay in L2 (192 x 512 f32 are 384 KiB) while a panel group is used.
 pub(super) const ROW_BLOCK: usize = 192;
 
@@ -66,6 +69,11 @@ unsafe fn step<V: Vector, const MR: usize, const NV: usize>(
     let per_panel = PANEL / V::LANES;
     // SAFETY: forwarded.
     unsafe {
+        if MR == 1 {
+            for panel in 0..NV.div_ceil(per_panel) {
+                super::prefetch_l1(b.wrapping_add(panel * t.panel_stride).wrapping_byte_add(AHEAD));
+            }
+        }
         let mut w = [V::splat(0.0); NV];
         for (v, w) in w.iter_mut().enumerate() {
             *w = V::load(b.add(v / per_panel * t.panel_stride + v % per_panel * V::LANES));
@@ -167,6 +175,11 @@ pub(super) unsafe fn half_tile<V: Vector, H: Half, const MR: usize, const NV: us
     unsafe {
         let mut acc = [[V::splat(0.0); NV]; MR];
         for k in 0..t.k {
+            // A cache line holds two k.
+            for panel in 0..if k % 2 == 0 { NV.div_ceil(per_panel) } else { 0 } {
+                let at = panel * t.panel_stride + k * PANEL;
+                super::prefetch_l1(t.b.wrapping_add(at).wrapping_byte_add(AHEAD));
+            }
             let mut w = [V::splat(0.0); NV];
             for (v, w) in w.iter_mut().enumerate() {
                 let at = v / per_panel * t.panel_stride + v % per_panel * V::LANES + k * PANEL;
@@ -270,7 +283,7 @@ pub(super) unsafe fn block<V: Vector, T>(
             2 | 3 => 2,
             _ => 1,
         };
-        let more = b.contiguous && panel + panels < b.panels.end;
+        let more = b.contiguous && b.rows > 1 && panel + panels < b.panels.end;
         let mut row = 0;
         for i in 0..tiles {
             let rows = quotient + usize::from(i < remainder);

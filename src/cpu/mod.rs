@@ -44,11 +44,23 @@ pub use table::{Finish, Kernels};
 
 /// Hints that the cache line at `p` will be read soon, to L2. Any address is allowed.
 #[inline(always)]
-fn prefetch_l2(p: *const f32) {
+fn prefetch_l2<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch never faults; SSE is part of x86-64.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = p;
+}
+
+/// Hints that the cache line at `p` will be read soon, to L1. Any address is allowed.
+#[inline(always)]
+fn prefetch_l1<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults; SSE is part of x86-64.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = p;

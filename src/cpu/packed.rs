@@ -386,11 +386,26 @@ pub(super) fn run_rows(kernels: &Kernels, quant: &QuantKernels, p: &Product, mad
     fork::each(by_columns * by_rows, task);
 }
 
+/// The range in pieces of `len`.
+pub(super) fn groups(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
+    let end = range.end;
+    range.step_by(len).map(move |start| start..(start + len).min(end))
+}
+
 /// The rows and panels of one task.
 ///
 /// # Safety
 /// The caller alone writes these rows and columns of `c`; the operands are as long as [`run`] asserts.
 unsafe fn part(kernels: &Kernels, p: &Product, rows: Range<usize>, panels: Range<usize>, c: Output) {
+    let wide = kernels.wide_panels();
+    if rows.len() == 1 && panels.len() > wide {
+        // A single row reads each weight once: all k of a few panels, as they lie in memory, before the next panels.
+        for group in groups(panels, wide) {
+            // SAFETY: forwarded.
+            unsafe { part(kernels, p, rows.clone(), group, c) };
+        }
+        return;
+    }
     let (n, k) = (p.weight.n, p.weight.k);
     let blocks = rows.len().div_ceil(ROW_BLOCK);
     for k0 in (0..k.max(1)).step_by(K_BLOCK) {

@@ -31,6 +31,7 @@ pub struct Finish<'a> {
 pub(super) struct Raw {
     pub tile_rows: usize,
     pub tile_panels: usize,
+    pub wide_panels: usize,
     pub activation: unsafe fn(Activation, &mut [f32]),
     pub exp: unsafe fn(&mut [f32]),
     pub finish: unsafe fn(&mut [f32], &Finish),
@@ -105,6 +106,7 @@ macro_rules! kernel_table {
                 raw: crate::cpu::table::Raw {
                     tile_rows: $tile_rows,
                     tile_panels: $tile_panels,
+                    wide_panels: $wide_panels,
                     activation, exp, finish, add, mul, dot, softmax, softmax_rows, layer_norm, rms_norm, l2_normalize,
                     pack_columns, pack_rows, block, f16_block, bf16_block,
                 },
@@ -150,6 +152,11 @@ impl Kernels {
     /// Panels a register tile spans: ranges of panels are best cut at multiples of it.
     pub(crate) fn tile_panels(&self) -> usize {
         self.raw.tile_panels
+    }
+
+    /// Panels of a single row that are read side by side.
+    pub(crate) fn wide_panels(&self) -> usize {
+        self.raw.wide_panels
     }
 
     /// Rows a register tile spans.

@@ -142,7 +142,7 @@ pub(in crate::cpu) unsafe fn tile<O: Int8Ops, const MR: usize, const NV: usize>(
             }
             if step < t.prefetch.len() {
                 for p in 0..NV / per_panel {
-                    super::super::prefetch_l2(next.wrapping_add(p * panel_bytes).cast());
+                    super::super::prefetch_l2(next.wrapping_add(p * panel_bytes));
                 }
                 next = next.wrapping_add(QUAD_BYTES);
             }

@@ -17,7 +17,7 @@
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-use super::super::gemm::{BlockFinish, finish_rows};
+use super::super::gemm::{AHEAD, BlockFinish, finish_rows};
 use super::super::int8::kernel::Int8Kernels;
 use super::super::simd::{PANEL, Vector};
 
@@ -104,10 +104,13 @@ pub(in crate::cpu) struct QuantBlock {
 }
 
 /// Panels abreast of a single row.
-const ABREAST: usize = 4;
+pub(in crate::cpu) const ABREAST: usize = 4;
 
 /// Panels of a tile of several rows, at most.
 pub(in crate::cpu) const MOST_PANELS: usize = 2;
+
+/// As [`AHEAD`], of scales: those of eight blocks.
+const SCALES_AHEAD: usize = 8 * PANEL * 2;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
@@ -220,7 +223,7 @@ fn prefetch(b: &QuantBlock, panels: Range<usize>, i: usize, parts: usize) {
     for panel in panels {
         let from = b.w.wrapping_add(panel * b.row_blocks * b.kind.block_bytes());
         for line in lines * i / parts..lines * (i + 1) / parts {
-            super::super::prefetch_l2(from.wrapping_add(line * LINE).cast::<f32>());
+            super::super::prefetch_l2(from.wrapping_add(line * LINE));
         }
     }
 }
@@ -264,6 +267,9 @@ unsafe fn row_products<O: QuantOps, const NP: usize>(
     unsafe {
         for (p, sum) in sums.iter_mut().enumerate() {
             let w = w.wrapping_add(p * panel_bytes);
+            for line in (0..kind.block_bytes()).step_by(LINE) {
+                super::super::prefetch_l1(w.wrapping_add(AHEAD + line));
+            }
             match kind {
                 QuantKind::Q8 => {
                     for quad in 0..8 {
@@ -309,7 +315,11 @@ pub(in crate::cpu) unsafe fn tile<O: QuantOps, const MR: usize, const NP: usize>
                 QuantKind::Q4 => products::<O, MR, NP, true>(&mut sums, (a, row_bytes), w),
             }
             for p in 0..NP {
-                let scale = O::scales(b.w_scales.wrapping_add(((t.panel + p) * b.row_blocks + block) * PANEL + first));
+                let scale = b.w_scales.wrapping_add(((t.panel + p) * b.row_blocks + block) * PANEL + first);
+                if MR == 1 {
+                    super::super::prefetch_l1(scale.wrapping_byte_add(SCALES_AHEAD));
+                }
+                let scale = O::scales(scale);
                 for (r, row) in chains.iter_mut().enumerate() {
                     let d = scale.mul(O::V::splat(*b.a_scales.add(meta + r * b.row_blocks + block)));
                     row[p] = O::floats(sums[r][p]).mul_add(d, row[p]);

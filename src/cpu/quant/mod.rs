@@ -20,11 +20,11 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 pub use kernel::QuantKernels;
-use kernel::{CHAIN_BLOCKS, QBLOCK, QuantBlock, QuantKind};
+use kernel::{ABREAST, CHAIN_BLOCKS, QBLOCK, QuantBlock, QuantKind};
 
 use super::gemm::BlockFinish;
 use super::memory::AlignedBuf;
-use super::packed::{Output, Product};
+use super::packed::{Output, Product, groups};
 use super::simd::PANEL;
 use crate::error::Result;
 use crate::fork;
@@ -145,6 +145,14 @@ pub(super) unsafe fn part(
     panels: Range<usize>,
     c: Output,
 ) {
+    if rows.len() == 1 && panels.len() > ABREAST {
+        // A single row reads each weight once: all blocks of a few panels, as they lie in memory, before the next panels.
+        for group in groups(panels, ABREAST) {
+            // SAFETY: forwarded.
+            unsafe { part(kernels, p, w, a, rows.clone(), group, c) };
+        }
+        return;
+    }
     /// Rows of quantised activations that stay in L2 while a panel passes.
     const ROW_BLOCK: usize = 256;
     let n = w.n;
