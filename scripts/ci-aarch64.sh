@@ -67,7 +67,8 @@ run_tests() {
 
 # What an instruction set can change: kernels, operations, and whole models against their references and fingerprints.
 # Files, tokenizers and texts are the same code everywhere. cortex-a72 is plain NEON; max adds dotprod, fp16, i8mm and
-# bf16, which only the kernels and the fingerprints have to show again.
+# bf16, which only the kernels and the fingerprints have to show again, and not that batches and padding do not show.
 arguments=("$@")
 run_tests cortex-a72 --lib --test kernels --test backend_ops --test parity --test decoders --test invariance --test blocks
+native+=(batch_mates padding_does_not_show)
 run_tests max,sve=off --lib --test kernels --test invariance
