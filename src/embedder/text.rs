@@ -56,12 +56,12 @@ impl TextModel {
     pub fn load(dir: &Path, compute: Arc<dyn GpuCompute>, options: LoadOptions) -> Result<Self> {
         let config = BertConfig::from_folder(dir)?;
         let settings = Settings::open(dir)?;
-        let tokenizer = Arc::new(TextTokenizer::of(&settings)?);
         let limit = config.effective_max_seq_len();
         let found = window_of(&settings, Some(limit))?;
         let window = found.unwrap_or(Window { limit, source: "config.json".to_string() });
-        let model = BertModel::load_with_options(dir, config, compute, options)?;
-        Ok(Self { model, tokenizer, window })
+        let tokenizer = || TextTokenizer::of(&settings);
+        let (model, tokenizer) = BertModel::load_beside(dir, config, compute, options, tokenizer)?;
+        Ok(Self { model, tokenizer: Arc::new(tokenizer), window })
     }
 
     /// As part of a run.

@@ -65,9 +65,9 @@ impl TextGenerator {
     pub fn load_with_options(folder: &Path, compute: Arc<dyn GpuCompute>, options: LoadOptions) -> Result<Self> {
         let settings = Settings::open(folder)?;
         let config = BertConfig::from_folder(folder)?;
-        let tokenizer = TextTokenizer::of(&settings)?;
         let (defaults, chat) = (GenerationDefaults::of(&settings)?, ChatTemplate::of(&settings)?);
-        let model = BertModel::load_with_options(folder, config, compute, options)?;
+        let tokenizer = || TextTokenizer::of(&settings);
+        let (model, tokenizer) = BertModel::load_beside(folder, config, compute, options, tokenizer)?;
         let (bare, short) = (tokenizer.encode("", usize::MAX)?.ids, tokenizer.encode("a", usize::MAX)?.ids);
         let special = tokenizer.num_special_tokens();
         let agree = bare.iter().zip(&short).take_while(|(a, b)| a == b).count().min(special);

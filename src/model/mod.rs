@@ -112,6 +112,32 @@ impl BertModel {
     /// As [`load_with_head`](Self::load_with_head); and a backend without that precision.
     pub fn load_with_options(
         folder: &Path,
+        config: BertConfig,
+        compute: Arc<dyn GpuCompute>,
+        options: LoadOptions,
+    ) -> Result<Self> {
+        Self::load_weights(folder, config, compute, options)?.fitted()
+    }
+
+    /// As [`load_with_options`](Self::load_with_options), while `beside` reads what else a folder holds, on another thread
+    /// where the pool has one. Where both fail, the error is that of `beside`.
+    pub(crate) fn load_beside<T: Send>(
+        folder: &Path,
+        config: BertConfig,
+        compute: Arc<dyn GpuCompute>,
+        options: LoadOptions,
+        beside: impl FnOnce() -> Result<T> + Send,
+    ) -> Result<(Self, T)> {
+        let subscriber = tracing::dispatcher::get_default(Clone::clone);
+        let weights = || Self::load_weights(folder, config, compute, options);
+        let (model, other) = rayon::join(|| tracing::dispatcher::with_default(&subscriber, weights), beside);
+        let other = other?;
+        Ok((model?.fitted()?, other))
+    }
+
+    /// A model whose batches are not limited by memory yet.
+    fn load_weights(
+        folder: &Path,
         mut config: BertConfig,
         compute: Arc<dyn GpuCompute>,
         options: LoadOptions,
@@ -123,7 +149,7 @@ impl BertModel {
         // A configuration that is refused needs no checkpoint to say so.
         describe(&config)?;
         let _span = tracing::debug_span!("load", folder = %folder.display()).entered();
-        let plan = EmbeddingPlan::current()?.on(compute.backend());
+        let limits = EmbeddingPlan::current()?.on(compute.backend()).limits();
         let checkpoint = Checkpoint::open(folder)?;
         complete(&mut config, &checkpoint)?;
         let (spec, table) = describe(&config)?;
@@ -137,20 +163,25 @@ impl BertModel {
         let peak = || process_memory().peak;
         let bytes = tensors.report.bytes;
         tracing::debug!(family = spec.family, layers = spec.layers.len(), bytes, peak = peak(), "model loaded");
-        let mut model = Self {
+        Ok(Self {
             config: Arc::new(config),
             spec: Arc::new(spec),
             weights: Arc::new(weights),
             report: Arc::new(tensors.report),
             precision,
             compute,
-            limits: plan.limits(),
+            limits,
             run: Run::new(),
-        };
-        if model.backend() == GpuBackend::Cpu {
-            model.limits = plan.within_memory(process_memory().resident.unwrap_or(0), &model)?.limits();
+        })
+    }
+
+    /// Batches limited to the memory that the process has left.
+    fn fitted(mut self) -> Result<Self> {
+        if self.backend() == GpuBackend::Cpu {
+            let plan = EmbeddingPlan::current()?.on(self.compute.backend());
+            self.limits = plan.within_memory(process_memory().resident.unwrap_or(0), &self)?.limits();
         }
-        Ok(model)
+        Ok(self)
     }
 
     /// The memory that a forward pass of sequences of these lengths takes, from a pass that computes nothing.
