@@ -45,11 +45,9 @@ pub(super) struct Tile<T = f32> {
     pub cols: usize,
     /// Whether this is the first K block: C is written, not added to.
     pub first: bool,
-    /// Part of the next panel group to bring into L2: `prefetch_lines` cache lines of each panel every four k, for
-    /// the first `prefetch_k` k.
-    pub prefetch: *const T,
-    pub prefetch_lines: usize,
-    pub prefetch_k: usize,
+    /// What comes next, to bring into L2 on the way: so many cache lines of each of as many panels.
+    pub next: *const T,
+    pub next_lines: usize,
 }
 
 /// One k of a tile: `NV` registers of W, each times `MR` values of A.
@@ -104,22 +102,16 @@ pub(super) unsafe fn tile<V: Vector, const MR: usize, const NV: usize>(t: &Tile)
                 super::prefetch_write(t.c.wrapping_add(r * t.ldc + v / per_panel * PANEL));
             }
         }
-        let mut k = 0;
-        let mut next = t.prefetch;
-        let prefetch_end = t.prefetch_k.min(t.k / 4 * 4);
-        while k < prefetch_end {
-            for v in 0..NV.div_ceil(per_panel) {
-                for line in 0..t.prefetch_lines {
-                    super::prefetch_l2(next.wrapping_add(v * t.panel_stride + line * PANEL));
-                }
-            }
-            next = next.wrapping_add(t.prefetch_lines * PANEL);
-            for u in 0..4 {
-                step(t, a.add(u), b.add(u * PANEL), &mut acc);
-            }
-            (a, b, k) = (a.add(4), b.add(4 * PANEL), k + 4);
-        }
+        let (mut k, mut next, mut due) = (0, t.next, 0);
         while k + 4 <= t.k {
+            // Evenly over the tile, so that memory is never asked for more at once than it has time to bring.
+            due += 4 * t.next_lines;
+            while due >= t.k {
+                for v in 0..NV.div_ceil(per_panel) {
+                    super::prefetch_l2(next.wrapping_add(v * t.panel_stride));
+                }
+                (next, due) = (next.wrapping_add(PANEL), due - t.k);
+            }
             for u in 0..4 {
                 step(t, a.add(u), b.add(u * PANEL), &mut acc);
             }
@@ -230,8 +222,8 @@ pub(super) struct Block<T = f32> {
     pub b: *const T,
     pub panel_stride: usize,
     pub panels: Range<usize>,
-    /// Whether the memory after `b`'s tile is the next panels' (and worth a prefetch).
-    pub contiguous: bool,
+    /// The panels that come after the last, at the same distance from one another; null where none are known.
+    pub next: *const T,
     pub c: *mut f32,
     pub ldc: usize,
     pub n: usize,
@@ -244,7 +236,7 @@ impl Block {
     /// The same block over other panels.
     pub fn over<T>(self, b: *const T, panel_stride: usize) -> Block<T> {
         let Block { rows, k, a, lda, panels, c, ldc, n, first, finish, .. } = self;
-        Block { rows, k, a, lda, b, panel_stride, panels, contiguous: false, c, ldc, n, first, finish }
+        Block { rows, k, a, lda, b, panel_stride, panels, next: std::ptr::null(), c, ldc, n, first, finish }
     }
 }
 
@@ -278,18 +270,18 @@ pub(super) unsafe fn block<V: Vector, T>(
         let left = b.panels.end - panel;
         // One row reads each weight once: many panels abreast are many streams for the memory to serve.
         let panels = if b.rows == 1 && left >= wide_panels { wide_panels } else { tile_panels.min(left) };
-        let prefetch_lines = match tiles {
-            1 => 4,
-            2 | 3 => 2,
-            _ => 1,
+        let panel_at = (panel - b.panels.start) * b.panel_stride;
+        let next = match panel + panels {
+            end if end < b.panels.end => b.b.wrapping_add(panel_at + panels * b.panel_stride),
+            _ => b.next,
         };
-        let more = b.contiguous && b.rows > 1 && panel + panels < b.panels.end;
+        // A single row asks for what it reads itself.
+        let more = b.rows > 1 && !next.is_null();
         let mut row = 0;
         for i in 0..tiles {
             let rows = quotient + usize::from(i < remainder);
-            // Each row tile brings its share of the next group's k.
+            // Each row tile brings its share of the next panels' k.
             let share = b.k * i / tiles..b.k * (i + 1) / tiles;
-            let panel_at = (panel - b.panels.start) * b.panel_stride;
             let t = Tile {
                 rows,
                 panels,
@@ -302,9 +294,8 @@ pub(super) unsafe fn block<V: Vector, T>(
                 ldc: b.ldc,
                 cols: (b.n - panel * PANEL).min(panels * PANEL),
                 first: b.first,
-                prefetch: b.b.wrapping_add(panel_at + panels * b.panel_stride + share.start * PANEL),
-                prefetch_lines,
-                prefetch_k: if more { share.len().div_ceil(prefetch_lines) * 4 } else { 0 },
+                next: next.wrapping_add(share.start * PANEL),
+                next_lines: if more { share.len() } else { 0 },
             };
             tile(&t);
             if let Some(f) = &b.finish {

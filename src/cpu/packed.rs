@@ -392,20 +392,40 @@ pub(super) fn groups(range: Range<usize>, len: usize) -> impl Iterator<Item = Ra
     range.step_by(len).map(move |start| start..(start + len).min(end))
 }
 
+/// Rows that stay in L2 over all k, beside a panel group's weights.
+const FEW_ROWS: usize = 32;
+
 /// The rows and panels of one task.
 ///
 /// # Safety
 /// The caller alone writes these rows and columns of `c`; the operands are as long as [`run`] asserts.
 unsafe fn part(kernels: &Kernels, p: &Product, rows: Range<usize>, panels: Range<usize>, c: Output) {
-    let wide = kernels.wide_panels();
-    if rows.len() == 1 && panels.len() > wide {
-        // A single row reads each weight once: all k of a few panels, as they lie in memory, before the next panels.
-        for group in groups(panels, wide) {
-            // SAFETY: forwarded.
-            unsafe { part(kernels, p, rows.clone(), group, c) };
-        }
-        return;
+    // Few rows read the weights in the order they lie in memory: all k of a few panels, then the next panels.
+    let group = match rows.len() {
+        1 => kernels.wide_panels(),
+        2..=FEW_ROWS => kernels.tile_panels(),
+        _ => panels.len().max(1),
+    };
+    let end = panels.end;
+    for group in groups(panels, group) {
+        let next = (group.end < end).then_some(group.end);
+        // SAFETY: forwarded.
+        unsafe { panel_group(kernels, p, rows.clone(), group, next, c) };
     }
+}
+
+/// Panels of a task, before those that `next` begins.
+///
+/// # Safety
+/// As [`part`].
+unsafe fn panel_group(
+    kernels: &Kernels,
+    p: &Product,
+    rows: Range<usize>,
+    panels: Range<usize>,
+    next: Option<usize>,
+    c: Output,
+) {
     let (n, k) = (p.weight.n, p.weight.k);
     let blocks = rows.len().div_ceil(ROW_BLOCK);
     for k0 in (0..k.max(1)).step_by(K_BLOCK) {
@@ -424,7 +444,7 @@ unsafe fn part(kernels: &Kernels, p: &Product, rows: Range<usize>, panels: Range
                 b: std::ptr::null(),
                 panel_stride: 0,
                 panels: panels.clone(),
-                contiguous: true,
+                next: std::ptr::null(),
                 c: c.at(first * n),
                 ldc: n,
                 n,
@@ -436,23 +456,29 @@ unsafe fn part(kernels: &Kernels, p: &Product, rows: Range<usize>, panels: Range
                     residual: p.residual.map(|r| (r[first * n..].as_ptr(), n)),
                 }),
             };
-            // SAFETY: forwarded; `panels_block` points `b` at panels of the matrix.
-            unsafe { panels_block(kernels, p.weight, k0, block) };
+            let next = match (i + 1 < blocks, k0 + depth < k) {
+                (true, _) => Some((panels.start, k0)),
+                (false, true) => Some((panels.start, k0 + depth)),
+                (false, false) => next.map(|panel| (panel, 0)),
+            };
+            // SAFETY: forwarded; `panels_block` points `b` and `next` at panels of the matrix.
+            unsafe { panels_block(kernels, p.weight, k0, block, next) };
         }
     }
 }
 
-/// Runs one K block, widening 16-bit panels group by group.
+/// Runs one K block, widening 16-bit panels group by group; `next` is the panel and k of the block after it.
 ///
 /// # Safety
-/// As the kernel's `block`; `b` and `panel_stride` are set here.
-unsafe fn panels_block(kernels: &Kernels, w: &PackedMatrix, k0: usize, block: Block) {
+/// As the kernel's `block`; `b`, `panel_stride` and `next` are set here.
+unsafe fn panels_block(kernels: &Kernels, w: &PackedMatrix, k0: usize, block: Block, next: Option<(usize, usize)>) {
     let at = |panel: usize| (panel * w.k + k0) * PANEL;
     let (halves, widen): (&[u16], Widen) = match &w.data {
         Panels::F32(data) => {
             let b = data[at(block.panels.start)..].as_ptr();
+            let next = next.map_or(std::ptr::null(), |(panel, k)| data[(panel * w.k + k) * PANEL..].as_ptr());
             // SAFETY: forwarded; whole panels follow `b`.
-            unsafe { (kernels.raw.block)(&Block { b, panel_stride: w.k * PANEL, ..block }) };
+            unsafe { (kernels.raw.block)(&Block { b, panel_stride: w.k * PANEL, next, ..block }) };
             return;
         }
         Panels::Quant(_) | Panels::Int8(_) => unreachable!("quantised panels are multiplied as integers"),
@@ -485,13 +511,7 @@ unsafe fn panels_block(kernels: &Kernels, w: &PackedMatrix, k0: usize, block: Bl
             }
             // SAFETY: forwarded; `group` holds the panels start..end.
             unsafe {
-                (kernels.raw.block)(&Block {
-                    b: group.as_ptr(),
-                    panel_stride: panel_len,
-                    panels: start..end,
-                    contiguous: false,
-                    ..block
-                });
+                (kernels.raw.block)(&Block { b: group.as_ptr(), panel_stride: panel_len, panels: start..end, ..block });
             }
         }
     });

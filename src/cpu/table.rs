@@ -282,7 +282,7 @@ impl Kernels {
                 b: p.b[at * PANEL..].as_ptr(),
                 panel_stride: p.panel_stride,
                 panels: 0..panels,
-                contiguous: false,
+                next: std::ptr::null(),
                 c: p.c,
                 ldc: p.ldc,
                 n: p.n,
