@@ -393,7 +393,7 @@ pub(super) fn groups(range: Range<usize>, len: usize) -> impl Iterator<Item = Ra
 }
 
 /// Rows that stay in L2 over all k, beside a panel group's weights.
-const FEW_ROWS: usize = 32;
+pub(super) const FEW_ROWS: usize = 32;
 
 /// The rows and panels of one task.
 ///

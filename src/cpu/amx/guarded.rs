@@ -120,6 +120,7 @@ fn blocks_stay_inside_their_operands() {
                     w: w.at(0),
                     w_scales: w_scales.at(0),
                     panels: 0..panels,
+                    next: std::ptr::null(),
                     c: c.at(0),
                     ldc: n,
                     n,

@@ -132,6 +132,7 @@ pub(in crate::cpu) unsafe fn tile<O: Int8Ops, const MR: usize, const NV: usize>(
         let mut next = w.wrapping_add(NV / per_panel * panel_bytes + t.prefetch.start * QUAD_BYTES);
         let steps = b.k / (4 * O::QUADS);
         let mut c = b.c.wrapping_add(t.row * b.ldc + column);
+        let mut due = 0;
         for step in 0..steps {
             // One row of C at a time: all at once would fill the buffers that the loads need.
             if step < MR {
@@ -140,11 +141,13 @@ pub(in crate::cpu) unsafe fn tile<O: Int8Ops, const MR: usize, const NV: usize>(
                 }
                 c = c.wrapping_add(b.ldc);
             }
-            if step < t.prefetch.len() {
+            // Evenly over the tile, so that memory is never asked for more at once than it has time to bring.
+            due += t.prefetch.len();
+            while due >= steps {
                 for p in 0..NV / per_panel {
                     super::super::prefetch_l2(next.wrapping_add(p * panel_bytes));
                 }
-                next = next.wrapping_add(QUAD_BYTES);
+                (next, due) = (next.wrapping_add(QUAD_BYTES), due - steps);
             }
             let mut weights = [O::weights(w); NV];
             for (v, weights) in weights.iter_mut().enumerate().skip(1) {

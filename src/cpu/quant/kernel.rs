@@ -96,6 +96,8 @@ pub(in crate::cpu) struct QuantBlock {
     pub w: *const u8,
     pub w_scales: *const u16,
     pub panels: Range<usize>,
+    /// The panels that come after the last, at the same distance from one another; null where none are known.
+    pub next: *const u8,
     pub c: *mut f32,
     pub ldc: usize,
     pub n: usize,
@@ -128,6 +130,9 @@ pub(in crate::cpu) struct Tile {
     /// weight, as [`QuantOps::dot_signed`] or [`dot_nibbles`](QuantOps::dot_nibbles) takes it; of one row: as stored.
     pub w: *const u8,
     pub panel_bytes: usize,
+    /// What comes next, to bring into L2 on the way: so many cache lines of each of as many panels, as they are stored.
+    pub next: *const u8,
+    pub next_lines: usize,
 }
 
 /// Weights of one chain of a tile's panels, ready to be multiplied: made once for all rows.
@@ -197,14 +202,19 @@ pub(in crate::cpu) unsafe fn block<O: QuantOps>(
             // SAFETY: forwarded.
             unsafe { ready.make::<O>(b, panel, panels) }
         };
+        let next = if panels < left { b.w.wrapping_add((panel + panels) * stored) } else { b.next };
+        // A single row asks for what it reads itself.
+        let lines = if b.rows > 1 && !next.is_null() { b.blocks * b.kind.block_bytes() / LINE } else { 0 };
         for i in 0..tiles {
             let rows = b.rows * i / tiles..b.rows * (i + 1) / tiles;
+            // Each row tile brings its share.
+            let share = lines * i / tiles..lines * (i + 1) / tiles;
+            let next = next.wrapping_add(share.start * LINE);
             for part in 0..PANEL / O::V::LANES {
                 let w = w.wrapping_add(part * O::V::LANES * 4);
-                tile(b, &Tile { row: rows.start, rows: rows.len(), panel, panels, part, w, panel_bytes });
-            }
-            if panel + panels < b.panels.end && b.rows > 1 {
-                prefetch(b, panel + panels..(panel + 2 * panels).min(b.panels.end), i, tiles);
+                let next_lines = if part == 0 { share.len() } else { 0 };
+                let (row, rows) = (rows.start, rows.len());
+                tile(b, &Tile { row, rows, panel, panels, part, w, panel_bytes, next, next_lines });
             }
             if let Some(f) = &b.finish {
                 let cols = (b.n - panel * PANEL).min(panels * PANEL);
@@ -213,18 +223,6 @@ pub(in crate::cpu) unsafe fn block<O: QuantOps>(
             }
         }
         panel += panels;
-    }
-}
-
-/// Brings into L2 part `i` of `parts` of the chain's blocks of the panels.
-#[inline(always)]
-fn prefetch(b: &QuantBlock, panels: Range<usize>, i: usize, parts: usize) {
-    let lines = b.blocks * b.kind.block_bytes() / LINE;
-    for panel in panels {
-        let from = b.w.wrapping_add(panel * b.row_blocks * b.kind.block_bytes());
-        for line in lines * i / parts..lines * (i + 1) / parts {
-            super::super::prefetch_l2(from.wrapping_add(line * LINE));
-        }
     }
 }
 
@@ -297,11 +295,21 @@ pub(in crate::cpu) unsafe fn tile<O: QuantOps, const MR: usize, const NP: usize>
     let row_bytes = b.row_blocks * QBLOCK;
     // SAFETY: forwarded.
     unsafe {
+        let stored = b.row_blocks * b.kind.block_bytes();
+        let (mut next, mut due) = (t.next, 0);
         let mut chains = [[O::V::splat(0.0); NP]; MR];
         let meta = t.row * b.row_blocks;
         for block in 0..b.blocks {
             if block < MR {
                 super::super::prefetch_write(b.c.wrapping_add((t.row + block) * b.ldc + t.panel * PANEL));
+            }
+            // Evenly over the tile, so that memory is never asked for more at once than it has time to bring.
+            due += t.next_lines;
+            while due >= b.blocks {
+                for p in 0..NP {
+                    super::super::prefetch_l2(next.wrapping_add(p * stored));
+                }
+                (next, due) = (next.wrapping_add(LINE), due - b.blocks);
             }
             let mut sums = [[O::splat(0); NP]; MR];
             for (r, row) in sums.iter_mut().enumerate() {

@@ -20,11 +20,11 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 pub use kernel::QuantKernels;
-use kernel::{ABREAST, CHAIN_BLOCKS, QBLOCK, QuantBlock, QuantKind};
+use kernel::{ABREAST, CHAIN_BLOCKS, MOST_PANELS, QBLOCK, QuantBlock, QuantKind};
 
 use super::gemm::BlockFinish;
 use super::memory::AlignedBuf;
-use super::packed::{Output, Product, groups};
+use super::packed::{FEW_ROWS, Output, Product, groups};
 use super::simd::PANEL;
 use crate::error::Result;
 use crate::fork;
@@ -145,19 +145,43 @@ pub(super) unsafe fn part(
     panels: Range<usize>,
     c: Output,
 ) {
-    if rows.len() == 1 && panels.len() > ABREAST {
-        // A single row reads each weight once: all blocks of a few panels, as they lie in memory, before the next panels.
-        for group in groups(panels, ABREAST) {
-            // SAFETY: forwarded.
-            unsafe { part(kernels, p, w, a, rows.clone(), group, c) };
-        }
-        return;
+    // Few rows read the weights in the order they lie in memory: all blocks of a few panels, then the next panels.
+    let group = match rows.len() {
+        1 => ABREAST,
+        2..=FEW_ROWS => MOST_PANELS,
+        _ => panels.len().max(1),
+    };
+    let end = panels.end;
+    for group in groups(panels, group) {
+        let next = (group.end < end).then_some(group.end);
+        // SAFETY: forwarded.
+        unsafe { panel_group(kernels, p, (w, a), rows.clone(), group, next, c) };
     }
+}
+
+/// Panels of a task, before those that `next` begins.
+///
+/// # Safety
+/// As [`part`].
+unsafe fn panel_group(
+    kernels: &QuantKernels,
+    p: &Product,
+    (w, a): (&QuantMatrix, &Activations),
+    rows: Range<usize>,
+    panels: Range<usize>,
+    next: Option<usize>,
+    c: Output,
+) {
     /// Rows of quantised activations that stay in L2 while a panel passes.
     const ROW_BLOCK: usize = 256;
     let n = w.n;
+    let at = |panel: usize, block: usize| w.data[(panel * w.row_blocks + block) * w.kind.block_bytes()..].as_ptr();
     for start in (0..w.row_blocks).step_by(CHAIN_BLOCKS) {
         let blocks = CHAIN_BLOCKS.min(w.row_blocks - start);
+        let next = match start + blocks {
+            end if end < w.row_blocks => at(panels.start, end),
+            _ => next.map_or(std::ptr::null(), |panel| at(panel, 0)),
+        };
         for first in rows.clone().step_by(ROW_BLOCK) {
             if p.cancel.is_set() {
                 return;
@@ -175,6 +199,7 @@ pub(super) unsafe fn part(
                 w: w.data[start * w.kind.block_bytes()..].as_ptr(),
                 w_scales: w.scales[start * PANEL..].as_ptr(),
                 panels: panels.clone(),
+                next,
                 c: c.at(first * n),
                 ldc: n,
                 n,
