@@ -8,6 +8,7 @@ use rayon::prelude::*;
 
 use super::dispatch;
 use super::memory::AlignedBuf;
+use super::prefetch_l1;
 use crate::error::Result;
 
 #[cfg(target_arch = "aarch64")]
@@ -35,7 +36,7 @@ macro_rules! pattern {
                 for (s, sum) in sums.iter_mut().enumerate() {
                     let p = bytes[s * len..].as_ptr().wrapping_add(at);
                     if AHEAD > 0 {
-                        prefetch(p.wrapping_add(AHEAD));
+                        prefetch_l1(p.wrapping_add(AHEAD));
                     }
                     for part in 0..LINE / WIDTH {
                         // SAFETY: `at` is less than `len`, and the streams lie in the slice.
@@ -55,18 +56,6 @@ pattern!(avx2, ["avx2"], __m256i, _mm256_setzero_si256(), _mm256_loadu_si256, _m
 #[cfg(target_arch = "aarch64")]
 pattern!(neon, ["neon"], uint8x16_t, vdupq_n_u8(0), vld1q_u8, veorq_u8);
 pattern!(plain, [], u64, 0u64, |p: *const u64| p.read_unaligned(), |a: u64, b: u64| a ^ b);
-
-/// Asks for a cache line. Any address is allowed.
-#[inline(always)]
-fn prefetch(p: *const u8) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch never faults; SSE is part of x86-64.
-    unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(p.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = p;
-}
 
 /// The patterns of a loop that this CPU can run.
 macro_rules! patterns {

@@ -23,7 +23,7 @@ pub(crate) const K_BLOCK: usize = 512;
 /// Most rows for which 16-bit weights are widened in registers; more rows share a widened copy.
 pub(super) const HALF_ROWS: usize = 4;
 
-/// Bytes ahead of a weight that is read once that its panel is asked for: the CPU alone keeps too few lines under way.
+/// How far ahead, in bytes, a panel that is read once is asked for: the CPU by itself keeps too few lines under way.
 pub(super) const AHEAD: usize = 768;
 
 /// Rows of A that stay in L2 (192 x 512 f32 are 384 KiB) while a panel group is used.

@@ -386,29 +386,40 @@ pub(super) fn run_rows(kernels: &Kernels, quant: &QuantKernels, p: &Product, mad
     fork::each(by_columns * by_rows, task);
 }
 
-/// The range in pieces of `len`.
-pub(super) fn groups(range: Range<usize>, len: usize) -> impl Iterator<Item = Range<usize>> {
-    let end = range.end;
-    range.step_by(len).map(move |start| start..(start + len).min(end))
-}
-
 /// Rows that stay in L2 over all k, beside a panel group's weights.
-pub(super) const FEW_ROWS: usize = 32;
+const FEW_ROWS: usize = 32;
+
+/// The panels of a task of so many rows, in the groups that are taken one after another, each with the panel after it. Few
+/// rows read weights in the order they lie in memory, all k of a few panels and then the next: `wide` of them where there
+/// is one row, else a tile's.
+pub(super) fn groups(
+    rows: usize,
+    panels: Range<usize>,
+    wide: usize,
+    tile: usize,
+) -> impl Iterator<Item = (Range<usize>, Option<usize>)> {
+    let (end, len) = (
+        panels.end,
+        if rows == 1 {
+            wide
+        } else if rows <= FEW_ROWS {
+            tile
+        } else {
+            panels.len().max(1)
+        },
+    );
+    panels.step_by(len).map(move |start| {
+        let next = start + len;
+        (start..next.min(end), (next < end).then_some(next))
+    })
+}
 
 /// The rows and panels of one task.
 ///
 /// # Safety
 /// The caller alone writes these rows and columns of `c`; the operands are as long as [`run`] asserts.
 unsafe fn part(kernels: &Kernels, p: &Product, rows: Range<usize>, panels: Range<usize>, c: Output) {
-    // Few rows read the weights in the order they lie in memory: all k of a few panels, then the next panels.
-    let group = match rows.len() {
-        1 => kernels.wide_panels(),
-        2..=FEW_ROWS => kernels.tile_panels(),
-        _ => panels.len().max(1),
-    };
-    let end = panels.end;
-    for group in groups(panels, group) {
-        let next = (group.end < end).then_some(group.end);
+    for (group, next) in groups(rows.len(), panels, kernels.wide_panels(), kernels.tile_panels()) {
         // SAFETY: forwarded.
         unsafe { panel_group(kernels, p, rows.clone(), group, next, c) };
     }

@@ -116,11 +116,11 @@ impl BertModel {
         compute: Arc<dyn GpuCompute>,
         options: LoadOptions,
     ) -> Result<Self> {
-        Self::load_weights(folder, config, compute, options)?.fitted()
+        Ok(Self::load_beside(folder, config, compute, options, || Ok(()))?.0)
     }
 
-    /// As [`load_with_options`](Self::load_with_options), while `beside` reads what else a folder holds, on another thread
-    /// where the pool has one. Where both fail, the error is that of `beside`.
+    /// As [`load_with_options`](Self::load_with_options), while a thread of the pool reads with `beside` what else a folder
+    /// holds. Where both fail, the error is that of `beside`. Batches are fitted to memory when both are there.
     pub(crate) fn load_beside<T: Send>(
         folder: &Path,
         config: BertConfig,
@@ -128,19 +128,26 @@ impl BertModel {
         options: LoadOptions,
         beside: impl FnOnce() -> Result<T> + Send,
     ) -> Result<(Self, T)> {
-        let subscriber = tracing::dispatcher::get_default(Clone::clone);
-        let weights = || Self::load_weights(folder, config, compute, options);
-        let (model, other) = rayon::join(|| tracing::dispatcher::with_default(&subscriber, weights), beside);
-        let other = other?;
-        Ok((model?.fitted()?, other))
+        let plan = EmbeddingPlan::current()?.on(compute.backend());
+        let mut other = None;
+        let model = rayon::in_place_scope(|scope| {
+            scope.spawn(|_| other = Some(beside()));
+            Self::load_weights(folder, config, compute, options, plan.limits())
+        });
+        let other = other.expect("the scope waits for what it spawns")?;
+        let mut model = model?;
+        if model.backend() == GpuBackend::Cpu {
+            model.limits = plan.within_memory(process_memory().resident.unwrap_or(0), &model)?.limits();
+        }
+        Ok((model, other))
     }
 
-    /// A model whose batches are not limited by memory yet.
     fn load_weights(
         folder: &Path,
         mut config: BertConfig,
         compute: Arc<dyn GpuCompute>,
         options: LoadOptions,
+        limits: BatchLimits,
     ) -> Result<Self> {
         let LoadOptions { head, precision, weights: form } = options;
         let describe = |config: &BertConfig| {
@@ -149,7 +156,6 @@ impl BertModel {
         // A configuration that is refused needs no checkpoint to say so.
         describe(&config)?;
         let _span = tracing::debug_span!("load", folder = %folder.display()).entered();
-        let limits = EmbeddingPlan::current()?.on(compute.backend()).limits();
         let checkpoint = Checkpoint::open(folder)?;
         complete(&mut config, &checkpoint)?;
         let (spec, table) = describe(&config)?;
@@ -173,15 +179,6 @@ impl BertModel {
             limits,
             run: Run::new(),
         })
-    }
-
-    /// Batches limited to the memory that the process has left.
-    fn fitted(mut self) -> Result<Self> {
-        if self.backend() == GpuBackend::Cpu {
-            let plan = EmbeddingPlan::current()?.on(self.compute.backend());
-            self.limits = plan.within_memory(process_memory().resident.unwrap_or(0), &self)?.limits();
-        }
-        Ok(self)
     }
 
     /// The memory that a forward pass of sequences of these lengths takes, from a pass that computes nothing.

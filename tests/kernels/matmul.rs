@@ -112,6 +112,7 @@ fn threads_and_batches_leave_the_bits_alone() {
         ((193, 16, 1100), Dtype::BF16),
         ((33, 77, 384), Dtype::F16),
         ((5, 400, 700), Dtype::F32),
+        ((3, 200, 1100), Dtype::F16),
     ] {
         let layer = Layer::new(shape, dtype, Activation::GeluErf, 7, 9);
         each_backend("matmul with 1, 2, 3 and 7 threads", |backend, compute| {

@@ -24,7 +24,7 @@ use kernel::{ABREAST, CHAIN_BLOCKS, MOST_PANELS, QBLOCK, QuantBlock, QuantKind};
 
 use super::gemm::BlockFinish;
 use super::memory::AlignedBuf;
-use super::packed::{FEW_ROWS, Output, Product, groups};
+use super::packed::{Output, Product, groups};
 use super::simd::PANEL;
 use crate::error::Result;
 use crate::fork;
@@ -145,15 +145,7 @@ pub(super) unsafe fn part(
     panels: Range<usize>,
     c: Output,
 ) {
-    // Few rows read the weights in the order they lie in memory: all blocks of a few panels, then the next panels.
-    let group = match rows.len() {
-        1 => ABREAST,
-        2..=FEW_ROWS => MOST_PANELS,
-        _ => panels.len().max(1),
-    };
-    let end = panels.end;
-    for group in groups(panels, group) {
-        let next = (group.end < end).then_some(group.end);
+    for (group, next) in groups(rows.len(), panels, ABREAST, MOST_PANELS) {
         // SAFETY: forwarded.
         unsafe { panel_group(kernels, p, (w, a), rows.clone(), group, next, c) };
     }
