@@ -249,6 +249,10 @@ unsafe fn one_head(
             return;
         }
         let queries = first..len.min(first + step);
+        let out = output.at((segment.start + first) * width + head * dim);
+        for (row, line) in (0..queries.len()).flat_map(|row| (0..dim).step_by(PANEL).map(move |line| (row, line))) {
+            super::prefetch_write(out.wrapping_add(row * width + line));
+        }
         let seen = shape.seen(segment, &queries);
         let seen = seen.start / VIRTUAL_LANES * VIRTUAL_LANES..seen.end;
         // Whole panels: the columns after the last key are written, and not read.
@@ -260,7 +264,6 @@ unsafe fn one_head(
         s.terms.add(kernels, shape, segment, query, &mut block);
         shape.softmax_rows(kernels, head, segment, block);
         let weights = Weights { queries, seen, matrix: Matrix { data: scores, stride } };
-        let out = output.at((segment.start + first) * width + head * dim);
         // SAFETY: forwarded.
         unsafe { weigh_seen(kernels, shape, segment, &weights, values, (out, width)) };
     }

@@ -81,7 +81,9 @@ impl Vector for __m256 {
 }
 
 /// Rows of a register tile: 6 x 16 takes 12 of the 16 registers.
-pub(super) const TILE_ROWS: usize = 6;
+pub(super) const fn tile_rows(_panels: usize) -> usize {
+    6
+}
 /// Panels of a register tile.
 pub(super) const TILE_PANELS: usize = 1;
 /// Panels abreast of a single row: as many streams for the memory to serve, in half the registers or less.
@@ -101,7 +103,7 @@ unsafe fn shape<const MR: usize, const NV: usize>(t: &gemm::Tile) {
 
 #[inline(always)]
 unsafe fn tile(t: &gemm::Tile) {
-    // SAFETY: forwarded; rows <= TILE_ROWS, one panel.
+    // SAFETY: forwarded; rows <= tile_rows(1), one panel.
     unsafe {
         macro_rules! rows {
             ($($mr:literal)*) => {
@@ -140,4 +142,4 @@ unsafe fn half_tile<H: gemm::Half>(t: &gemm::Tile<u16>) {
     }
 }
 
-kernel_table!("avx2", "avx2,fma,f16c", __m256, TILE_ROWS, TILE_PANELS, WIDE_PANELS);
+kernel_table!("avx2", "avx2,fma,f16c", __m256, tile_rows, TILE_PANELS, WIDE_PANELS);

@@ -59,8 +59,10 @@ impl Vector for __m512 {
     }
 }
 
-/// Rows of a register tile: 8 x 48 keeps 24 chains in flight, enough to hide the FMA latency twice over.
-pub(super) const TILE_ROWS: usize = 8;
+/// Rows of a register tile: 8 x 48 and 12 x 32 keep 24 chains in flight, enough to hide the FMA latency twice over.
+pub(super) const fn tile_rows(panels: usize) -> usize {
+    if panels == TILE_PANELS { 8 } else { 12 }
+}
 /// Panels of a register tile.
 pub(super) const TILE_PANELS: usize = 3;
 /// Panels abreast of a single row: as many streams for the memory to serve, in half the registers or less.
@@ -80,7 +82,7 @@ unsafe fn shape<const MR: usize, const NV: usize>(t: &gemm::Tile) {
 
 #[inline(always)]
 unsafe fn tile(t: &gemm::Tile) {
-    // SAFETY: forwarded; rows <= TILE_ROWS and panels <= TILE_PANELS.
+    // SAFETY: forwarded; rows <= tile_rows(panels) and panels <= TILE_PANELS.
     unsafe {
         macro_rules! rows {
             ($nv:literal: $($mr:literal)*) => {
@@ -89,8 +91,8 @@ unsafe fn tile(t: &gemm::Tile) {
         }
         match t.panels {
             WIDE_PANELS => shape::<1, { WIDE_PANELS }>(t),
-            1 => rows!(1: 1 2 3 4 5 6 7 8),
-            2 => rows!(2: 1 2 3 4 5 6 7 8),
+            1 => rows!(1: 1 2 3 4 5 6 7 8 9 10 11 12),
+            2 => rows!(2: 1 2 3 4 5 6 7 8 9 10 11 12),
             _ => rows!(3: 1 2 3 4 5 6 7 8),
         }
     }
@@ -129,4 +131,4 @@ unsafe fn half_tile<H: gemm::Half>(t: &gemm::Tile<u16>) {
     }
 }
 
-kernel_table!("avx512", "avx512f,avx512dq,avx2,fma,f16c", __m512, TILE_ROWS, TILE_PANELS, WIDE_PANELS);
+kernel_table!("avx512", "avx512f,avx512dq,avx2,fma,f16c", __m512, tile_rows, TILE_PANELS, WIDE_PANELS);

@@ -26,6 +26,12 @@ pub(super) const HALF_ROWS: usize = 4;
 /// How far ahead, in bytes, a panel that is read once is asked for: the CPU by itself keeps too few lines under way.
 pub(super) const AHEAD: usize = 768;
 
+/// The same for the panels that row tiles read again and again, which lie in L2.
+const TILE_AHEAD: usize = 384;
+
+/// Terms over which a tile asks for the lines of its result first: shorter products are attention's scores, which lie in L1.
+const SHORT: usize = 64;
+
 /// Rows of A that stay in L2 (192 x 512 f32 are 384 KiB) while a panel group is used.
 pub(super) const ROW_BLOCK: usize = 192;
 
@@ -67,10 +73,9 @@ unsafe fn step<V: Vector, const MR: usize, const NV: usize>(
     let per_panel = PANEL / V::LANES;
     // SAFETY: forwarded.
     unsafe {
-        if MR == 1 {
-            for panel in 0..NV.div_ceil(per_panel) {
-                super::prefetch_l1(b.wrapping_add(panel * t.panel_stride).wrapping_byte_add(AHEAD));
-            }
+        let ahead = if MR == 1 { AHEAD } else { TILE_AHEAD };
+        for panel in 0..NV.div_ceil(per_panel) {
+            super::prefetch_l1(b.wrapping_add(panel * t.panel_stride).wrapping_byte_add(ahead));
         }
         let mut w = [V::splat(0.0); NV];
         for (v, w) in w.iter_mut().enumerate() {
@@ -97,7 +102,7 @@ pub(super) unsafe fn tile<V: Vector, const MR: usize, const NV: usize>(t: &Tile)
         let mut acc = [[V::splat(0.0); NV]; MR];
         let mut a = t.a;
         let mut b = t.b;
-        for r in 0..MR {
+        for r in 0..if t.k > SHORT { MR } else { 0 } {
             for v in (0..NV).step_by(per_panel) {
                 super::prefetch_write(t.c.wrapping_add(r * t.ldc + v / per_panel * PANEL));
             }
@@ -196,16 +201,23 @@ pub(super) unsafe fn half_tile<V: Vector, H: Half, const MR: usize, const NV: us
 unsafe fn write_tile<T, V: Vector, const MR: usize, const NV: usize>(t: &Tile<T>, acc: &[[V; NV]; MR]) {
     // SAFETY: forwarded.
     unsafe {
-        for (r, row) in acc.iter().enumerate() {
-            for (v, &chain) in row.iter().enumerate() {
-                let at = v * V::LANES;
-                let c = t.c.wrapping_add(r * t.ldc + at);
-                if at + V::LANES <= t.cols {
-                    (if t.first { chain } else { V::load(c).add(chain) }).store(c);
-                } else if at < t.cols {
-                    let n = t.cols - at;
-                    (if t.first { chain } else { V::load_part(c, n).add(chain) }).store_part(c, n);
+        let at = |r: usize, v: usize| t.c.wrapping_add(r * t.ldc + v * V::LANES);
+        if t.cols < NV * V::LANES {
+            // A copy, for only registers that no loop counts through stay registers.
+            for (r, row) in { *acc }.iter().enumerate() {
+                for (v, &chain) in row.iter().enumerate().take(t.cols.div_ceil(V::LANES)) {
+                    let n = (t.cols - v * V::LANES).min(V::LANES);
+                    let c = at(r, v);
+                    rows::store(if t.first { chain } else { rows::load::<V>(c, n).add(chain) }, c, n);
                 }
+            }
+        } else if t.first {
+            for (r, row) in acc.iter().enumerate() {
+                row.iter().enumerate().for_each(|(v, chain)| chain.store(at(r, v)));
+            }
+        } else {
+            for (r, row) in acc.iter().enumerate() {
+                row.iter().enumerate().for_each(|(v, chain)| V::load(at(r, v)).add(*chain).store(at(r, v)));
             }
         }
     }
@@ -258,18 +270,23 @@ pub(super) struct BlockFinish {
 #[inline(always)]
 pub(super) unsafe fn block<V: Vector, T>(
     b: &Block<T>,
-    tile_rows: usize,
+    tile_rows: impl Fn(usize) -> usize,
     tile_panels: usize,
     wide_panels: usize,
     tile: impl Fn(&Tile<T>),
 ) {
-    let tiles = b.rows.div_ceil(tile_rows);
-    let (quotient, remainder) = (b.rows / tiles, b.rows % tiles);
     let mut panel = b.panels.start;
     while panel < b.panels.end {
         let left = b.panels.end - panel;
-        // One row reads each weight once: many panels abreast are many streams for the memory to serve.
-        let panels = if b.rows == 1 && left >= wide_panels { wide_panels } else { tile_panels.min(left) };
+        let panels = match left {
+            // One row reads each weight once: many panels abreast are many streams for the memory to serve.
+            _ if b.rows == 1 && left >= wide_panels => wide_panels,
+            // Two tiles of nearly the same width rather than a last one too narrow for enough chains.
+            _ if left > tile_panels && left < 2 * tile_panels => left.div_ceil(2),
+            _ => tile_panels.min(left),
+        };
+        let tiles = b.rows.div_ceil(tile_rows(panels));
+        let (quotient, remainder) = (b.rows / tiles, b.rows % tiles);
         let panel_at = (panel - b.panels.start) * b.panel_stride;
         let next = match panel + panels {
             end if end < b.panels.end => b.b.wrapping_add(panel_at + panels * b.panel_stride),

@@ -50,7 +50,9 @@ impl Vector for float32x4_t {
 }
 
 /// Rows of a register tile: 6 x 16 takes 24 of the 32 registers.
-pub(super) const TILE_ROWS: usize = 6;
+pub(super) const fn tile_rows(_panels: usize) -> usize {
+    6
+}
 /// Panels of a register tile.
 pub(super) const TILE_PANELS: usize = 1;
 /// Panels abreast of a single row: as many streams for the memory to serve, in half the registers or less.
@@ -69,7 +71,7 @@ unsafe fn shape<const MR: usize, const NV: usize>(t: &gemm::Tile) {
 
 #[inline(always)]
 unsafe fn tile(t: &gemm::Tile) {
-    // SAFETY: forwarded; rows <= TILE_ROWS, one panel.
+    // SAFETY: forwarded; rows <= tile_rows(1), one panel.
     unsafe {
         macro_rules! rows {
             ($($mr:literal)*) => {
@@ -108,4 +110,4 @@ unsafe fn half_tile<H: gemm::Half>(t: &gemm::Tile<u16>) {
     }
 }
 
-kernel_table!("neon", "neon", float32x4_t, TILE_ROWS, TILE_PANELS, WIDE_PANELS);
+kernel_table!("neon", "neon", float32x4_t, tile_rows, TILE_PANELS, WIDE_PANELS);

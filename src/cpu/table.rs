@@ -88,7 +88,7 @@ macro_rules! kernel_table {
                 // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
                 unsafe {
                     let (rows, wide) = (gemm::HALF_ROWS, $wide_panels);
-                    gemm::block::<$vector, u16>(b, rows, $tile_panels, wide, |t| half_tile::<H>(t))
+                    gemm::block::<$vector, u16>(b, |_| rows, $tile_panels, wide, |t| half_tile::<H>(t))
                 }
             }
             $(#[target_feature(enable = $features)])?
@@ -104,7 +104,7 @@ macro_rules! kernel_table {
             crate::cpu::table::Kernels {
                 name: $name,
                 raw: crate::cpu::table::Raw {
-                    tile_rows: $tile_rows,
+                    tile_rows: $tile_rows($tile_panels),
                     tile_panels: $tile_panels,
                     wide_panels: $wide_panels,
                     activation, exp, finish, add, mul, dot, softmax, softmax_rows, layer_norm, rms_norm, l2_normalize,

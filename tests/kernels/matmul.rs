@@ -92,6 +92,19 @@ fn shapes() {
     }
 }
 
+/// Every height and width of a register tile, its last column there or missing, over one chain and over two.
+#[test]
+fn tiles() {
+    for (rows, panels, missing, k) in (1..=13).flat_map(|rows| {
+        let widths = (1..=5).flat_map(|panels| [(panels, 0), (panels, 1)]);
+        widths.flat_map(move |(panels, missing)| [37, 521].map(|k| (rows, panels, missing, k)))
+    }) {
+        let shape = (rows, 16 * panels - missing, k);
+        let layer = Layer::new(shape, Dtype::F32, Activation::Identity, 0, (rows * panels) as u64);
+        layer.check(&format!("tile {shape:?}"));
+    }
+}
+
 #[test]
 fn epilogues() {
     for activation in ACTIVATIONS {
