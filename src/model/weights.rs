@@ -96,7 +96,10 @@ pub(super) struct Loader<'a> {
 impl Loader<'_> {
     /// The values of a vector or small table, which have to be finite.
     pub fn values(&self, name: &str) -> Result<Vec<f32>> {
-        self.tensors.get(name)?.to_finite_f32()
+        let tensor = self.tensors.get(name)?;
+        let values = tensor.to_finite_f32();
+        tensor.release_pages();
+        values
     }
 
     fn vector(&self, name: &str) -> Result<Buffer> {

@@ -8,6 +8,10 @@ use memmap2::Mmap;
 
 use crate::error::{InferError, Result};
 
+/// Linux keeps a file's cached pages in pieces of up to a huge page, at multiples of their size in the file, and maps a
+/// whole piece when one byte of it is read.
+const PIECE: usize = 2 << 20;
+
 /// A mapped file and its path. Never empty.
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -47,11 +51,19 @@ impl Mapping {
         self.release_range(0..self.map.len());
     }
 
-    /// As [`release_pages`](Self::release_pages), for the pages that hold these bytes.
+    /// What may be mapped once all of these bytes were read.
+    pub(super) fn mapped_with(&self, bytes: Range<usize>) -> Range<usize> {
+        let len = self.map.len();
+        let end = bytes.end.checked_next_multiple_of(PIECE).unwrap_or(len).min(len);
+        (bytes.start / PIECE * PIECE).min(end)..end
+    }
+
+    /// As [`release_pages`](Self::release_pages), for the pages that were mapped with these bytes.
     pub(super) fn release_range(&self, bytes: Range<usize>) {
         #[cfg(unix)]
         {
-            let range = (bytes.start.min(self.map.len()), bytes.end.min(self.map.len()).saturating_sub(bytes.start));
+            let bytes = self.mapped_with(bytes);
+            let range = (bytes.start, bytes.len());
             // SAFETY: the range lies in the mapping, which is backed by the file and was never written, so a dropped page
             // comes back with the same bytes, and slices that borrow from the mapping stay valid.
             let outcome =
@@ -61,5 +73,30 @@ impl Mapping {
         }
         #[cfg(not(unix))]
         let _ = bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_maps_whole_pieces_of_the_file() {
+        let file = std::env::temp_dir().join(format!("kin-infer-mapping-{}", std::process::id()));
+        let len = 2 * PIECE + 5;
+        fs::write(&file, vec![7; len]).unwrap();
+        let mapping = Mapping::open(&file, "a file").unwrap();
+        fs::remove_file(&file).unwrap();
+        for (read, mapped) in [
+            (0..1, 0..PIECE),
+            (PIECE - 1..PIECE + 1, 0..2 * PIECE),
+            (PIECE..2 * PIECE, PIECE..2 * PIECE),
+            (len - 1..len, 2 * PIECE..len),
+            (usize::MAX - 1..usize::MAX, len..len),
+        ] {
+            assert_eq!(mapping.mapped_with(read.clone()), mapped, "{read:?}");
+            mapping.release_range(read);
+            assert!(mapping.bytes().iter().all(|byte| *byte == 7));
+        }
     }
 }

@@ -81,6 +81,14 @@ impl Tensor {
         &self.copy.as_deref().unwrap_or(self.mapping.bytes())[self.entry.range.clone()]
     }
 
+    /// Bytes of memory that [`bytes`](Self::bytes) may take once all are read: with a mapped file's, some of its neighbours'.
+    pub(crate) fn resident_bytes(&self) -> usize {
+        match &self.copy {
+            Some(_) => self.entry.range.len(),
+            None => self.mapping.mapped_with(self.entry.range.clone()).len(),
+        }
+    }
+
     /// Tells the system that the mapped pages under this tensor can be dropped from memory, once its values were copied
     /// elsewhere; see [`Checkpoint::release_pages`](super::Checkpoint::release_pages).
     pub fn release_pages(&self) {
