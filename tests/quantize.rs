@@ -47,6 +47,26 @@ fn load(folder: &Path) -> BertModel {
     BertModel::load(folder, BertConfig::from_folder(folder).unwrap()).unwrap()
 }
 
+/// A single file of another name than a checkpoint's goes on being one that the index names.
+#[test]
+fn one_shard_keeps_its_index() {
+    let folder = Folder::new();
+    let (source, output) = (folder.0.join("source"), folder.0.join("output"));
+    fs::create_dir(&source).unwrap();
+    let shard = "model-00001-of-00001.safetensors";
+    fs::copy(fixture("qwen2-base").join("config.json"), source.join("config.json")).unwrap();
+    fs::copy(fixture("qwen2-base").join("model.safetensors"), source.join(shard)).unwrap();
+    let names = Checkpoint::open(&fixture("qwen2-base")).unwrap();
+    let map: std::collections::BTreeMap<_, _> = names.names().map(|name| (name, shard)).collect();
+    let index = serde_json::json!({"metadata": {}, "weight_map": map}).to_string();
+    fs::write(source.join("model.safetensors.index.json"), index).unwrap();
+    quantise(&source, &output, Dtype::Q8_0, false).unwrap();
+    let (plain, _) = folder.quantise("qwen2-base", Dtype::Q8_0, false);
+    let ids = || Sequence::new(vec![3, 1, 4, 1, 5]);
+    let vectors = |folder: &Path| load(folder).encode(&[ids()]).remove(0).unwrap().hidden;
+    assert_eq!(vectors(&output), vectors(&plain));
+}
+
 /// The values that blocks hold of these.
 fn rounded(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     let mut bytes = vec![0; values.len() / dtype.block_len() * dtype.size()];

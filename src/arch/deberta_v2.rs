@@ -44,8 +44,8 @@ fn disentangled(c: &BertConfig, terms: Terms) -> Result<DisentangledSpec> {
     let reach = max_relative_positions(c)?;
     let buckets = c.integer("position_buckets", -1)?;
     let (span, log_buckets_to) = if buckets > 0 { (buckets as usize, Some(reach)) } else { (reach, None) };
-    if log_buckets_to.is_some() && (span < 4 || reach <= span / 2 + 1) {
-        let expected = format!("4 or more, and less than twice max_relative_positions, {reach}");
+    if log_buckets_to.is_some() && (span < 4 || !span.is_multiple_of(2) || reach <= span / 2 + 1) {
+        let expected = format!("an even number, 4 or more, and less than twice max_relative_positions, {reach}");
         return Err(unsupported("position_buckets", span, &expected));
     }
     let norms = c.text("norm_rel_ebd", "none")?.to_lowercase();

@@ -20,7 +20,7 @@ pub(super) const ALIASES: &[(&str, &str)] = &[("rms_norm_eps", "layer_norm_eps")
 pub(super) fn defaults() -> Value {
     json!({
         "layer_norm_eps": 1e-6, "type_vocab_size": 0, "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8192, "head_dim": 256
+        "max_position_embeddings": 8192, "head_dim": 256, "sliding_window": 4096
     })
 }
 
@@ -33,6 +33,7 @@ pub(super) fn defaults_2() -> Value {
 }
 
 pub(super) fn describe_1(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, TensorTable)> {
+    c.refuse("use_bidirectional_attention", true, "false")?;
     let mut spec = scaled(c, head, "gemma")?;
     if c.hidden_act == "gelu" {
         // The released configurations say gelu and mean its tanh form.
@@ -82,7 +83,7 @@ pub(super) fn describe_3(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec,
     let local = rope_config::read(&local, &kind("sliding_attention", c.number("rope_local_base_freq", 10_000.0)?))?;
     spec.attention.positions = ScorePositions::Rope(vec![global, local]);
     spec.attention.qk_norm = Some(QkNorm { kind: NormKind::RmsNorm, eps: c.layer_norm_eps, per_head: true });
-    spec.attention.causal = !c.flag("use_bidirectional_attention", false)?;
+    spec.attention.causal &= !c.flag("use_bidirectional_attention", false)?;
     let mut window = back(c)?;
     if !spec.attention.causal {
         // Half of the window either side.

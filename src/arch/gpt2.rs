@@ -32,6 +32,7 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
     if c.intermediate_size == 0 {
         c.intermediate_size = 4 * c.hidden_size;
     }
+    c.refuse("is_causal", false, "true")?;
     let mut spec = post_norm(&c, "gpt2")?;
     spec.embedding.token_types = 0;
     spec.embedding.norm = None;

@@ -71,7 +71,7 @@ pub(super) fn decoder(c: &BertConfig, head: HeadChoice, family: &'static str) ->
             scale: root_scale(head_dim, 1),
             positions,
             qk_norm: None,
-            causal: true,
+            causal: c.flag("is_causal", true)?,
             softcap: None,
         },
         feed_forward: FeedForwardSpec {

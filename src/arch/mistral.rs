@@ -8,8 +8,11 @@ use super::{HeadChoice, ModelSpec, TensorTable};
 use crate::config::BertConfig;
 use crate::error::Result;
 
+/// An absent window is of 4096 tokens, a null none.
 pub(super) fn defaults() -> Value {
-    json!({"layer_norm_eps": 1e-6, "type_vocab_size": 0, "hidden_act": "silu", "max_position_embeddings": 131072})
+    json!({
+        "layer_norm_eps": 1e-6, "type_vocab_size": 0, "hidden_act": "silu", "max_position_embeddings": 131072, "sliding_window": 4096
+    })
 }
 
 pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, TensorTable)> {
@@ -31,6 +34,9 @@ pub(super) fn back(c: &BertConfig) -> Result<Option<u32>> {
     match c.size("sliding_window", usize::MAX)? {
         usize::MAX => Ok(None),
         0 => Err(unsupported("sliding_window", 0, "at least 1, or null")),
+        _ if !c.flag("is_causal", true)? => {
+            Err(unsupported("is_causal", false, "true where sliding_window is a number"))
+        }
         n => Ok(Some(u32::try_from(n - 1).unwrap_or(u32::MAX))),
     }
 }

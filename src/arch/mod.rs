@@ -162,6 +162,9 @@ pub(crate) fn normalise(model_type: &str, map: &mut Map<String, Value>) {
             map.insert((*ours).to_string(), value);
         }
     }
+    if model_type == "modernbert" {
+        modernbert::local_base(map);
+    }
     for (key, value) in defaults.as_object().into_iter().flatten() {
         map.entry(key.clone()).or_insert_with(|| value.clone());
     }

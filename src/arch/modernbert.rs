@@ -1,6 +1,6 @@
 //! ModernBERT (arXiv 2412.13663): pre-norm, rotary positions with two bases, most layers seeing a window only, GeGLU.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::bert::{masked_lm_or, tied_decoder};
 use super::keys::{activation, positive, root_scale, unsupported};
@@ -20,6 +20,11 @@ pub(super) fn defaults() -> Value {
     json!({"layer_norm_eps": 1e-5, "type_vocab_size": 0, "hidden_act": "gelu", "max_position_embeddings": 8192})
 }
 
+/// The keys of each kind of layer's base, and the value of the first where it is absent.
+const GLOBAL_BASE: &str = "global_rope_theta";
+const LOCAL_BASE: &str = "local_rope_theta";
+const DEFAULT_BASE: f64 = 160_000.0;
+
 /// Index of each kind of layer's rotation.
 const GLOBAL: usize = 0;
 const LOCAL: usize = 1;
@@ -32,8 +37,8 @@ pub(super) fn describe(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, T
         return Err(unsupported("num_attention_heads", c.num_attention_heads, "heads of an even number of features"));
     }
     let ropes = vec![
-        rope(c, head_dim, "full_attention", "global_rope_theta", 160_000.0)?,
-        rope(c, head_dim, "sliding_attention", "local_rope_theta", 10_000.0)?,
+        rope(c, head_dim, "full_attention", GLOBAL_BASE, DEFAULT_BASE)?,
+        rope(c, head_dim, "sliding_attention", LOCAL_BASE, 10_000.0)?,
     ];
     let hidden_size = c.hidden_size;
     let spec = ModelSpec {
@@ -91,6 +96,14 @@ fn classifier_or(c: &BertConfig, head: HeadChoice) -> Result<HeadSpec> {
         HeadSpec::MaskedLm { .. } => HeadSpec::MaskedLm { activation },
         other => other,
     })
+}
+
+/// A `local_rope_theta` of null is the other layers' base.
+pub(super) fn local_base(map: &mut Map<String, Value>) {
+    let base = map.get(GLOBAL_BASE).filter(|base| !base.is_null()).cloned();
+    if let Some(null @ Value::Null) = map.get_mut(LOCAL_BASE) {
+        *null = base.unwrap_or_else(|| json!(DEFAULT_BASE));
+    }
 }
 
 /// The rotation of one kind of layer: `rope_parameters` of that kind, else the older key.

@@ -12,7 +12,9 @@ use crate::error::Result;
 use crate::gpu::NormKind;
 
 pub(super) fn defaults() -> Value {
-    json!({"layer_norm_eps": 1e-6, "type_vocab_size": 0, "hidden_act": "silu", "max_position_embeddings": 32768})
+    json!({
+        "layer_norm_eps": 1e-6, "type_vocab_size": 0, "hidden_act": "silu", "max_position_embeddings": 32768, "sliding_window": 4096
+    })
 }
 
 pub(super) fn describe_2(c: &BertConfig, head: HeadChoice) -> Result<(ModelSpec, TensorTable)> {

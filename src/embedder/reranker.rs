@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::Prompt;
 use super::text::{Counted, TextModel, each, values};
 use crate::arch::HeadChoice;
 use crate::batch::BatchLimits;
@@ -17,6 +18,8 @@ use crate::watchdog::Run;
 #[derive(Clone)]
 pub struct Reranker {
     text: TextModel,
+    /// What stands before each query.
+    prompt: String,
 }
 
 impl Reranker {
@@ -36,7 +39,9 @@ impl Reranker {
     /// As [`load_with_compute`](Self::load_with_compute), with a given precision of the transformer's layers.
     pub fn load_with(folder: &Path, compute: Arc<dyn GpuCompute>, precision: Precision) -> Result<Self> {
         let options = LoadOptions { head: HeadChoice::Configured, precision, ..LoadOptions::default() };
-        let text = TextModel::load(&ModelFolder::read(folder)?.transformer_dir, compute, options)?;
+        let folder = ModelFolder::read(folder)?;
+        let prompt = super::prompt_text(&folder, &Prompt::Default)?;
+        let text = TextModel::load(&folder.transformer_dir, compute, options)?;
         if text.model.labels() == 0 {
             return Err(InferError::ModelIncompatible {
                 key: "architectures".to_string(),
@@ -44,12 +49,12 @@ impl Reranker {
                 found: format!("{:?}", text.model.config().architectures.clone().unwrap_or_default()),
             });
         }
-        Ok(Self { text })
+        Ok(Self { text, prompt })
     }
 
     /// As [`Embedder::with_run`](crate::Embedder::with_run).
     pub fn with_run(self, run: &Run) -> Self {
-        Self { text: self.text.with_run(run) }
+        Self { text: self.text.with_run(run), ..self }
     }
 
     /// As [`Embedder::with_limits`](crate::Embedder::with_limits).
@@ -58,7 +63,7 @@ impl Reranker {
         self
     }
 
-    /// The raw scores, `[labels]`, of the query with each document. A pair too long for the window loses tokens from its
+    /// The raw scores, `[labels]`, of the query, after the folder's default prompt, with each document. A pair too long for the window loses tokens from its
     /// longer text.
     pub fn score(&self, query: &str, documents: &[&str]) -> Vec<Result<Vec<f32>>> {
         values(self.run(query, documents, false))
@@ -70,7 +75,8 @@ impl Reranker {
     }
 
     fn run(&self, query: &str, documents: &[&str], counted: bool) -> Vec<Result<Counted<Vec<f32>>>> {
-        each(self.text.read_pairs(query, documents, counted), |s| self.text.model.classify(s))
+        let query = format!("{}{query}", self.prompt);
+        each(self.text.read_pairs(&query, documents, counted), |s| self.text.model.classify(s))
     }
 
     /// Longest pair in tokens, and what says so.

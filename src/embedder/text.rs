@@ -43,6 +43,9 @@ pub(super) struct TextModel {
     pub model: BertModel,
     pub tokenizer: Arc<TextTokenizer>,
     pub window: Window,
+    /// Whether the model is told a token's type: it has types, and `model_input_names` of tokenizer_config.json names them
+    /// or is absent.
+    typed: bool,
 }
 
 /// A text as the model gets it.
@@ -60,8 +63,11 @@ impl TextModel {
         let found = window_of(&settings, Some(limit))?;
         let window = found.unwrap_or(Window { limit, source: "config.json".to_string() });
         let tokenizer = || TextTokenizer::of(&settings);
+        let inputs = settings.read("tokenizer_config.json")?.texts("model_input_names")?;
         let (model, tokenizer) = BertModel::load_beside(dir, config, compute, options, tokenizer)?;
-        Ok(Self { model, tokenizer: Arc::new(tokenizer), window })
+        let named = inputs.is_none_or(|names| names.iter().any(|name| name == "token_type_ids"));
+        let typed = named && model.spec().embedding.token_types > 0;
+        Ok(Self { model, tokenizer: Arc::new(tokenizer), window, typed })
     }
 
     /// As part of a run.
@@ -89,7 +95,15 @@ impl TextModel {
         let _span = tracing::debug_span!("tokenise", texts = texts.len()).entered();
         let run = self.model.run_state();
         run.enter(Phase::Tokenise);
-        texts.par_iter().map(|text| run.check().and_then(|()| read(text))).collect()
+        let one = |text| {
+            run.check()?;
+            let mut reading = read(text)?;
+            if !self.typed {
+                reading.sequence.type_ids.clear();
+            }
+            Ok(reading)
+        };
+        texts.par_iter().map(one).collect()
     }
 
     /// As [`read`](Self::read), for pairs of one query and each document.

@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use crate::error::{InferError, Result};
 use crate::weights::Checkpoint;
 
+/// The file of weights that needs no list.
+pub(super) const SINGLE: &str = "model.safetensors";
+
 /// The list of shards.
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 

@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use serde_json::json;
 
 use super::QuantizeProgress;
-use super::files::{INDEX, write_through};
+use super::files::{INDEX, SINGLE, write_through};
 use super::plan::{Plan, Planned, PlannedFile};
 use crate::error::{InferError, Result};
 use crate::weights::{Checkpoint, Dtype, blocks};
@@ -20,7 +20,8 @@ const CHUNK: usize = 1 << 22;
 /// Values that one thread takes at a time; whole blocks of every type.
 const PART: usize = 1 << 14;
 
-/// Writes the plan's files into `folder`, under the names of the originals, and an index where there are several.
+/// Writes the plan's files into `folder`, under the names of the originals, and an index unless there is one file of the
+/// name that goes without.
 pub(super) fn write_all(
     plan: &Plan,
     checkpoint: &Checkpoint,
@@ -39,7 +40,7 @@ pub(super) fn write_all(
         let names = file.tensors.iter().map(|t| (t.tensor.name(), name.to_string_lossy()));
         weight_map.extend(names);
     }
-    if plan.files.len() == 1 {
+    if weight_map.values().all(|name| name == SINGLE) {
         return Ok(());
     }
     let index = folder.join(INDEX);

@@ -1,6 +1,6 @@
 //! Configurations that ask for mathematics this version does not have: refused at load, by key and value.
 
-use kin_infer::{BertConfig, InferError};
+use kin_infer::{BertConfig, InferError, Sequence};
 use serde_json::{Value, json};
 
 use crate::common::{REFUSED, fixture};
@@ -73,6 +73,7 @@ fn what_one_family_has_is_refused_in_another_form() {
         ("deberta-classifier-1", "pooler_hidden_act", json!("mish"), "mish"),
         ("deberta-v2-base", "pos_att_type", json!(["p2p"]), "p2p"),
         ("deberta-v2-base", "position_buckets", json!(2), "2"),
+        ("deberta-v2-base", "position_buckets", json!(7), "7"),
         ("deberta-v2-base", "norm_rel_ebd", json!("batch_norm"), "batch_norm"),
         ("deberta-v2-conv", "conv_kernel_size", json!(4), "4"),
         ("deberta-v2-conv", "conv_groups", json!(5), "5"),
@@ -81,6 +82,9 @@ fn what_one_family_has_is_refused_in_another_form() {
         ("deberta-v2-base", "attention_head_size", json!(0), "0"),
         ("distilbert-base", "activation", json!("quick_gelu"), "quick_gelu"),
         ("electra-base", "position_embedding_type", json!("relative_key"), "relative_key"),
+        ("gemma-base", "use_bidirectional_attention", json!(true), "true"),
+        ("gemma2-base", "is_causal", json!(false), "false"),
+        ("gpt2-base", "is_causal", json!(false), "false"),
         ("gte-base", "logn_attention_scale", json!(true), "true"),
         ("gte-base", "layer_norm_type", json!("batch_norm"), "batch_norm"),
         ("gte-base", "position_embedding_type", json!("alibi"), "alibi"),
@@ -98,6 +102,7 @@ fn what_one_family_has_is_refused_in_another_form() {
         ("gte-snowflake", "head_dim", json!(16), "16"),
         ("jina-geglu", "position_embedding_type", json!("absolute"), "absolute"),
         ("jina-geglu", "feed_forward_type", json!("swiglu"), "swiglu"),
+        ("mistral-window", "is_causal", json!(false), "false"),
         ("modernbert-base", "num_attention_heads", json!(8), "8"),
         ("modernbert-base", "hidden_activation", json!("quick_gelu"), "quick_gelu"),
         ("modernbert-base", "layer_types", json!(["full_attention", "chunked_attention"]), "chunked_attention"),
@@ -142,6 +147,33 @@ fn what_one_family_has_is_refused_in_another_form() {
     for (name, key, value, found) in cases {
         refused(name, key, value, found);
     }
+}
+
+/// An absent window is the reference's own, a null none; a null base of ModernBERT's near layers is that of the others.
+#[test]
+fn null_is_not_absent() {
+    let set = |copy: &Copy, key: &str, value: Value| {
+        let mut config = copy.config();
+        config[key] = value;
+        copy.write_config(&config);
+    };
+    for name in ["mistral-window", "gemma2-base", "qwen2-window", "qwen3-window"] {
+        let copy = Copy::new(name);
+        let window = |copy: &Copy| copy.load().unwrap().spec().layers.iter().find_map(|layer| layer.window);
+        assert!(window(&copy).is_some_and(|window| window < 100), "{name}");
+        set(&copy, "sliding_window", Value::Null);
+        assert_eq!(window(&copy), None, "{name}");
+        copy.edit_config("sliding_window", Value::Null); // removes it
+        assert_eq!(window(&copy), Some(4095), "{name}");
+    }
+    let copy = Copy::new("modernbert-base");
+    let vectors = |bases: [Value; 2]| {
+        ["global_rope_theta", "local_rope_theta"].iter().zip(bases).for_each(|(key, base)| set(&copy, key, base));
+        copy.load().unwrap().encode(&[Sequence::new((1..20).collect())]).remove(0).unwrap()
+    };
+    let both = vectors([json!(500.0), json!(500.0)]);
+    assert_eq!(vectors([json!(500.0), Value::Null]), both);
+    assert_ne!(vectors([json!(500.0), json!(10_000.0)]), both);
 }
 
 /// A rotation that cannot be read is no rotation without a scaling.
