@@ -75,6 +75,40 @@ fn conflict<T: std::fmt::Debug>(result: kin_infer::Result<T>) -> Conflict {
 }
 
 /// The files and the journal cut off anywhere: what a kill amid a write, or a power cut, leaves.
+/// A read that fails once may succeed later: nothing is cut off.
+#[cfg(unix)]
+#[test]
+fn bytes_that_cannot_be_read_now_are_kept() {
+    let folder = scratch("unreadable");
+    let target = folder.join("out");
+    assert_eq!(run(&target, 3), 0);
+    let (partial, aside) = (folder.join("out.partial"), folder.join("aside"));
+    std::fs::rename(&partial, &aside).unwrap();
+    std::fs::create_dir(&partial).unwrap(); // opens, and cannot be read
+    let result = Locked::lock(&target).unwrap().resume(&identity("a"), &PARTS, |_: u32| {});
+    assert!(matches!(&result, Err(InferError::IoError { .. })), "{result:?}");
+    std::fs::remove_dir(&partial).unwrap();
+    std::fs::rename(&aside, &partial).unwrap();
+    assert_eq!(run(&target, BATCHES), 3);
+}
+
+/// A link to a file that is not there yet stays a link, and its target is the output.
+#[cfg(unix)]
+#[test]
+fn a_dangling_link_is_followed() {
+    let folder = scratch("dangling");
+    let (real, link, other) = (folder.join("real"), folder.join("link"), folder.join("other"));
+    std::os::unix::fs::symlink("real", &link).unwrap();
+    std::os::unix::fs::symlink(&link, &other).unwrap();
+    assert_eq!(run(&other, 2), 0);
+    assert_eq!(run(&real, 3), 2);
+    assert_eq!(run(&link, BATCHES), 3);
+    assert!(link.is_symlink() && other.is_symlink() && !real.is_symlink());
+    let plain = folder.join("plain");
+    assert_eq!(run(&plain, BATCHES), 0);
+    assert_eq!(std::fs::read(&real).unwrap(), std::fs::read(&plain).unwrap());
+}
+
 #[test]
 fn torn_files_are_made_good() {
     let whole = scratch("torn/whole");

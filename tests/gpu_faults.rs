@@ -216,8 +216,11 @@ fn while_decoding() {
                     Err(e) => {
                         failure_of_a_device(&case, &e);
                         assert_eq!(cache.ids(), &ids[..20], "{case}");
+                        // A second failure, perhaps; then the cache makes its keys anew.
+                        device.fail(Some(fault));
+                        drop(model.extend(&mut cache, &ids[20..]));
                         device.fail(None);
-                        let again = of(&model.extend(&mut cache, &ids[20..]).unwrap());
+                        let again = of(&model.prefill(&mut cache, &ids).unwrap());
                         assert!(again == second, "{case}: again");
                     }
                 }
@@ -226,5 +229,45 @@ fn while_decoding() {
             drop(model);
             assert_eq!(device.live.pieces.load(SeqCst), 0, "{name}: memory is left");
         }
+    }
+}
+
+/// The n-th call fails once while two sequences go on together: each gets what it gets alone.
+#[test]
+fn while_decoding_together() {
+    if !emulated::available("while_decoding_together") {
+        return;
+    }
+    for name in DECODERS {
+        let cpu = load(name, Arc::new(CpuCompute::new().unwrap()), HeadChoice::Configured);
+        let ids = sequence(24, &cpu).ids;
+        let starts = [20, 7];
+        let expected = starts.map(|start| {
+            let mut cache = cpu.kv_cache().unwrap();
+            cpu.extend(&mut cache, &ids[..start]).unwrap();
+            [start..start + 2, start + 2..start + 3].map(|part| of(&cpu.extend(&mut cache, &ids[part]).unwrap()))
+        });
+        let device = device();
+        let model = try_load(name, &device, 0).unwrap();
+        each_call(name, [10, 10, 1, 1, 0], |fault| {
+            let case = format!("{name}, {fault:?}");
+            device.fail(None);
+            let mut caches = starts.map(|start| {
+                let mut cache = model.kv_cache().unwrap();
+                model.extend(&mut cache, &ids[..start]).unwrap();
+                cache
+            });
+            device.fail(Some(fault));
+            let mut failed = false;
+            for step in 0..2 {
+                let parts = starts.map(|start| [start..start + 2, start + 2..start + 3][step].clone());
+                let mut items: Vec<_> = caches.iter_mut().zip(parts).map(|(c, part)| (c, &ids[part])).collect();
+                for (found, expected) in model.extend_all(&mut items).into_iter().zip(&expected) {
+                    assert!(of(&found.unwrap()) == expected[step], "{case}, step {step}");
+                }
+                failed |= device.failed();
+            }
+            failed
+        });
     }
 }

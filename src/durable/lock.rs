@@ -128,6 +128,9 @@ impl Drop for Locked {
     }
 }
 
+/// Links to links that are followed, as many as Linux follows.
+const MOST_LINKS: usize = 40;
+
 /// Where an output's files lie.
 #[derive(Debug, Clone)]
 pub(super) struct Paths {
@@ -137,7 +140,16 @@ pub(super) struct Paths {
 impl Paths {
     /// A link stays a link: what it points to is the target.
     fn of(target: &Path) -> Self {
-        Self { target: target.canonicalize().unwrap_or_else(|_| target.to_path_buf()) }
+        let mut target = target.to_path_buf();
+        for _ in 0..MOST_LINKS {
+            if let Ok(whole) = target.canonicalize() {
+                return Self { target: whole };
+            }
+            // A link to what is not there yet.
+            let Ok(next) = std::fs::read_link(&target) else { break };
+            target = target.parent().unwrap_or(Path::new("")).join(next);
+        }
+        Self { target }
     }
 
     pub fn journal(&self) -> PathBuf {

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
+use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
@@ -110,7 +111,7 @@ struct Survey {
 struct Check {
     part: Part,
     /// Absent where the part is not there.
-    file: Option<File>,
+    file: Option<(PathBuf, File)>,
     /// Bytes that are as the journal says, the head among them.
     verified: u64,
 }
@@ -123,7 +124,8 @@ impl Check {
             let opened = File::open(&path).and_then(|mut file| file.seek(SeekFrom::Start(head)).map(|_| file));
             let file = match opened {
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
-                opened => Some(opened.map_err(|e| InferError::io(path, e))?),
+                Ok(file) => Some((path, file)),
+                Err(e) => return Err(InferError::io(path, e)),
             };
             Ok(Self { part: *part, file, verified: head })
         };
@@ -141,7 +143,7 @@ impl Check {
         }
         let mut whole = true;
         for ((check, len), hash) in checks.iter_mut().zip(lengths).zip(hashes) {
-            whole = whole && check.hash(*len).is_some_and(|found| found == *hash);
+            whole = whole && check.hash(*len)?.is_some_and(|found| found == *hash);
         }
         if whole {
             checks.iter_mut().zip(lengths).for_each(|(check, len)| check.verified += len);
@@ -149,17 +151,17 @@ impl Check {
         Ok(whole)
     }
 
-    /// The hash of the next `len` bytes; none where there are fewer, or they cannot be read.
-    fn hash(&mut self, len: u64) -> Option<String> {
+    /// The hash of the next `len` bytes; none where there are fewer. Bytes that cannot be read now may be as they were.
+    fn hash(&mut self, len: u64) -> Result<Option<String>> {
         let mut hash = Sha256::new();
         if len > 0 {
-            let mut bytes = self.file.as_mut()?.take(len);
-            let read = std::io::copy(&mut bytes, &mut hash).ok()?;
+            let Some((path, file)) = &mut self.file else { return Ok(None) };
+            let read = std::io::copy(&mut file.take(len), &mut hash).map_err(|e| InferError::io(&*path, e))?;
             if read < len {
-                return None;
+                return Ok(None);
             }
         }
-        Some(short(hash))
+        Ok(Some(short(hash)))
     }
 }
 

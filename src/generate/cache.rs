@@ -36,6 +36,9 @@ impl KvCache {
     }
 }
 
+/// Computed tokens of a cache after a failure: its layers may hold different numbers of keys, and are made anew.
+const UNSURE: usize = usize::MAX;
+
 /// Tokens that a prompt is cut into, so that its activations stay small. No cut shows in a result.
 pub(super) const CHUNK: usize = 512;
 
@@ -68,8 +71,12 @@ impl BertModel {
     /// Forgets the tokens from `len` on. Where a layer has let go of keys that the shorter sequence needs (windows), the
     /// next call computes the tokens that are left again.
     pub fn truncate_cache(&self, cache: &mut KvCache, len: usize) -> Result<()> {
+        let unsure = cache.computed > cache.ids.len();
         cache.ids.truncate(len);
         let len = cache.ids.len();
+        if unsure {
+            return self.keep(cache, 0);
+        }
         if len >= cache.computed {
             return Ok(());
         }
@@ -83,6 +90,7 @@ impl BertModel {
 
     /// Keeps the stored keys of the first `len` tokens.
     fn keep(&self, cache: &mut KvCache, len: usize) -> Result<()> {
+        cache.computed = UNSURE;
         for store in &mut cache.layers {
             if len == 0 {
                 *store = self.compute().kv_store(store.kv_heads(), store.head_dim())?;
@@ -147,6 +155,7 @@ impl BertModel {
                 let mut results = Vec::new();
                 for (item, len) in items.iter_mut().zip(&before) {
                     item.0.ids.truncate(*len);
+                    item.0.computed = UNSURE;
                     let alone = self.try_next_all(std::slice::from_mut(item), next).map(|mut s| s.swap_remove(0));
                     results.push(alone);
                 }
@@ -161,8 +170,7 @@ impl BertModel {
         for ((item, len), result) in items.iter_mut().zip(before).zip(&results) {
             if result.is_err() {
                 item.0.ids.truncate(len);
-                // Layers may hold different numbers of tokens now.
-                item.0.computed = usize::MAX;
+                item.0.computed = UNSURE;
             }
         }
         results

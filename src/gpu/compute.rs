@@ -134,7 +134,7 @@ pub trait GpuCompute: Send + Sync {
     /// host; None where a value of the row, of whichever column, is NaN or infinite. +0 and -0 are equal.
     fn arg_max(&self, x: &Buffer, cols: usize, among: usize) -> Result<Vec<Option<u32>>> {
         checks::arg_max(x, cols, among)?;
-        let mut values = vec![0.0; x.len()];
+        let mut values = super::zeros(x.len(), "scores")?;
         self.read(x, &mut values)?;
         let mut first = vec![None; x.len() / cols];
         let rows = values.chunks_exact(cols).zip(&mut first).collect();

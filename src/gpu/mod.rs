@@ -63,3 +63,12 @@ pub struct GpuDeviceInfo {
     /// Bytes of memory that a GPU may use; nothing for the CPU, which takes the machine's.
     pub memory: Option<u64>,
 }
+
+/// Zeros on the host, or the error that says what they were for.
+pub(crate) fn zeros(len: usize, what: &str) -> crate::error::Result<Vec<f32>> {
+    let mut values = Vec::new();
+    let missing = |_| crate::error::InferError::OutOfMemory { what: what.to_string(), bytes: len.saturating_mul(4) };
+    values.try_reserve_exact(len).map_err(missing)?;
+    values.resize(len, 0.0);
+    Ok(values)
+}

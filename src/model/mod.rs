@@ -137,7 +137,10 @@ impl BertModel {
         let other = other.expect("the scope waits for what it spawns")?;
         let mut model = model?;
         if model.backend() == GpuBackend::Cpu {
-            model.limits = plan.within_memory(process_memory().resident.unwrap_or(0), &model)?.limits();
+            model.limits = {
+                let used = process_memory().resident.unwrap_or(model.weight_bytes() as u64);
+                plan.within_memory(used, &model)?.limits()
+            };
         }
         Ok((model, other))
     }
@@ -511,7 +514,7 @@ impl BertModel {
 
     /// Reads a buffer and cuts it into rows of the given lengths.
     pub(crate) fn read(&self, buffer: &Buffer, lengths: &[usize]) -> Result<Vec<Vec<f32>>> {
-        let mut all = vec![0.0; lengths.iter().sum()];
+        let mut all = crate::gpu::zeros(lengths.iter().sum(), "results")?;
         self.compute.read(buffer, &mut all)?;
         let mut rest = all.as_slice();
         Ok(lengths

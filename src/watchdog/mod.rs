@@ -61,7 +61,9 @@ impl EmbedWatchdog {
     /// disabled there is no thread, and runs only count.
     ///
     /// The parent whose end counts is the one that this process had when its first configuration was made.
-    pub fn start(config: EmbedConfig, on_trip: impl FnOnce(&Report) + Send + 'static) -> Self {
+    pub fn start(mut config: EmbedConfig, on_trip: impl FnOnce(&Report) + Send + 'static) -> Self {
+        // Time counts by looks, each of which is at least so long.
+        config.interval = config.interval.max(Duration::from_millis(1));
         let current = Arc::new(Mutex::new(Run::with_id(1)));
         let (alive, ended) = channel();
         let mut watchdog = Self { current: Arc::clone(&current), alive: Some(alive), thread: None };

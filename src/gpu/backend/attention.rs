@@ -379,6 +379,10 @@ impl DeviceCompute {
             if !keys.same_arena(arena) {
                 return Err(InferError::InvalidArgument("attend: a store of another backend".to_string()));
             }
+            if !keys.hold(store.len()) {
+                let detail = format!("attend: a store said to hold {} keys, more than it was given", store.len());
+                return Err(InferError::InvalidArgument(detail));
+            }
             tiles.extend(tiles::of_sequence(rows, blocks.len(), store.len()));
             blocks.extend(keys.numbers());
         }

@@ -135,6 +135,11 @@ impl Keys {
         Self { arena, blocks: Vec::new() }
     }
 
+    /// Whether there are blocks for so many tokens.
+    pub fn hold(&self, tokens: usize) -> bool {
+        tokens.div_ceil(BLOCK) <= self.blocks.len()
+    }
+
     /// The blocks' numbers, for kernels; those of forgotten tokens are any.
     pub fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         self.blocks.iter().map(|b| b.as_ref().map_or(0, |b| b.id))
