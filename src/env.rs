@@ -1,5 +1,7 @@
 //! Every environment variable the library reads, declared once. Nothing else in the crate touches the environment.
 
+use crate::error::{InferError, Result};
+
 /// A variable: its name, the values it takes, its default, and what it does in one sentence.
 #[derive(Debug, Clone, Copy)]
 pub struct Variable {
@@ -186,12 +188,19 @@ pub(crate) enum Dot {
     Off,
 }
 
-/// Which of them `KIN_INFER_CPU_DOT` leaves.
-pub(crate) fn cpu_dot() -> Dot {
-    match CPU_DOT.value().map(|v| v.to_ascii_lowercase()).as_deref() {
-        Some("off") => Dot::Off,
-        Some("no-amx") => Dot::NoAmx,
-        _ => Dot::All,
+/// Which of them `KIN_INFER_CPU_DOT` leaves, or why it cannot be told.
+pub(crate) fn cpu_dot() -> Result<Dot> {
+    dot_named(CPU_DOT.value().as_deref())
+}
+
+fn dot_named(value: Option<&str>) -> Result<Dot> {
+    match value.map(str::to_ascii_lowercase).as_deref() {
+        Some("off") => Ok(Dot::Off),
+        Some("no-amx") => Ok(Dot::NoAmx),
+        None => Ok(Dot::All),
+        Some(other) => {
+            Err(InferError::InvalidArgument(format!("KIN_INFER_CPU_DOT: `{other}`, expected off or no-amx")))
+        }
     }
 }
 
@@ -213,4 +222,20 @@ pub fn hub_cache() -> Option<std::path::PathBuf> {
         .map(Into::into)
         .or_else(|| under(&HF_HOME, "hub"))
         .or_else(|| under(&HOME, ".cache/huggingface/hub"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_of_instructions_that_is_none_is_an_error() {
+        for (value, dot) in [(None, Dot::All), (Some("off"), Dot::Off), (Some("No-AMX"), Dot::NoAmx)] {
+            assert_eq!(dot_named(value).unwrap(), dot);
+        }
+        for wrong in ["noamx", "on", "1"] {
+            let message = dot_named(Some(wrong)).unwrap_err().to_string();
+            assert!(message.contains("KIN_INFER_CPU_DOT") && message.contains(wrong), "{message}");
+        }
+    }
 }

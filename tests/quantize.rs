@@ -47,6 +47,22 @@ fn load(folder: &Path) -> BertModel {
     BertModel::load(folder, BertConfig::from_folder(folder).unwrap()).unwrap()
 }
 
+/// A copy inside the model's folder would be part of the model.
+#[test]
+fn an_output_inside_its_source_is_refused() {
+    let folder = Folder::new();
+    let source = folder.0.join("source");
+    fs::create_dir(&source).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(fixture("bert-base").join(file), source.join(file)).unwrap();
+    }
+    for output in ["source/inside", "source/deeper/still", "source/../source/inside"] {
+        let message = quantise(&source, &folder.0.join(output), Dtype::Q8_0, false).unwrap_err().to_string();
+        assert!(message.contains("own folder"), "{message}");
+    }
+    quantise(&source, &folder.0.join("beside"), Dtype::Q8_0, false).unwrap();
+}
+
 /// A single file of another name than a checkpoint's goes on being one that the index names.
 #[test]
 fn one_shard_keeps_its_index() {

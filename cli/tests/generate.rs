@@ -165,6 +165,11 @@ fn conversations_are_answered() {
         let texts: Vec<String> =
             answers.json().iter().map(|line| line["sequences"][0]["text"].as_str().unwrap().to_string()).collect();
         assert_eq!(ran.stdout, format!("{}\n{}\n", texts[0], texts[1]));
+        // A message that the window has no room for costs itself alone.
+        let input = format!("{said}\n{}\nrows\n", "words ".repeat(900));
+        let less = run_with_input(&options, input.as_bytes()).expect(1);
+        assert_eq!(less.stdout, ran.stdout);
+        assert!(less.stderr.contains("error: message 2: ") && less.stderr.contains("window"), "{}", less.stderr);
         let file = scratch(&format!("generate-turns-{name}")).join("messages.json");
         let turns = [("user", said), ("assistant", &texts[0]), ("user", "rows")];
         let turns: Vec<Value> = turns.iter().map(|(r, c)| json!({"role": r, "content": c})).collect();

@@ -45,9 +45,11 @@ pub fn by_name(isa: &str) -> Result<&'static Kernels> {
     })
 }
 
-/// The table in use: the one `KIN_INFER_CPU_ISA` pins, else the best the CPU has.
+/// The table in use: the one `KIN_INFER_CPU_ISA` pins, else the best the CPU has. A `KIN_INFER_CPU_DOT` that says nothing is
+/// an error here, before any kernel is chosen.
 pub fn selected() -> Result<&'static Kernels> {
     static BEST: OnceLock<&'static Kernels> = OnceLock::new();
+    crate::env::cpu_dot()?;
     match crate::env::cpu_isa() {
         Some(isa) => by_name(&isa),
         None => Ok(BEST.get_or_init(|| available()[0])),
@@ -162,7 +164,7 @@ pub(super) fn quant_tested(test: &str) -> Vec<&'static QuantKernels> {
 
 /// The integer kernels that go with a table of kernels: the best of its instruction set that `KIN_INFER_CPU_DOT` leaves.
 pub fn quant_for(kernels: &Kernels) -> &'static QuantKernels {
-    let dot = crate::env::cpu_dot();
+    let dot = crate::env::cpu_dot().unwrap_or(Dot::Off);
     let plain = dot == Dot::Off;
     let serves = |quant: &&'static QuantKernels| match kernels.name() {
         "avx512" => !plain || quant.name() == "avx2",

@@ -45,6 +45,17 @@ pub(super) fn check_output(output: &Path) -> Result<()> {
     }
 }
 
+/// Refuses an output inside the folder that it is made from: it would be part of that model from then on.
+pub(super) fn check_outside(source: &Path, output: &Path) -> Result<()> {
+    let (Ok(source), Ok(output)) = (source.canonicalize(), std::path::absolute(output)) else { return Ok(()) };
+    let there = output.ancestors().find_map(|folder| folder.canonicalize().ok());
+    if there.is_some_and(|folder| folder.starts_with(&source)) {
+        let detail = format!("{} lies in the model's own folder; name one outside of it", output.display());
+        return Err(InferError::InvalidArgument(detail));
+    }
+    Ok(())
+}
+
 /// What belongs into a copy of `folder` beside the transformer's weights.
 pub(super) fn to_copy(folder: &Path, transformer: &Path, checkpoint: &Checkpoint) -> Result<Copies> {
     let mut copies = Copies::default();

@@ -90,6 +90,7 @@ pub fn quantize_folder(
         return Err(InferError::InvalidArgument(format!("quantize: Q8_0 and Q4_0 are written, not {}", options.dtype)));
     }
     files::check_output(output)?;
+    files::check_outside(source, output)?;
     if let Some(file) = GgufFile::find(source)? {
         let detail = "a GGUF file, expected safetensors: llama.cpp's own tools quantise GGUF files";
         return Err(InferError::model(file, detail));

@@ -203,7 +203,7 @@ impl Run<'_> {
         }
         let ended = self.windows(&mut pieces, interrupt.as_ref());
         interrupt.iter().for_each(Interrupt::end);
-        ended.map_err(|failure| self.resumable(failure))?;
+        ended.map_err(|failure| resumable(self.out.durable, failure))?;
         if start.survey.is_some_and(|survey| survey.digest != pieces.records().digest()) {
             self.out.fail("the input changed while it was read; the vectors are those of what was read".to_string());
         }
@@ -211,7 +211,9 @@ impl Run<'_> {
         if left_out > 0 {
             self.out.progress.note(&format!("note: {left_out} files hold no text and were left out"));
         }
-        self.out.finish(self.args.resume || self.args.restart, self.rows.known)
+        let durable = self.out.durable;
+        let done = self.out.finish(self.args.resume || self.args.restart, self.rows.known);
+        done.map_err(|failure| resumable(durable, failure))
     }
 
     fn splitter(&self, split: Split) -> Result<Option<Splitter>> {
@@ -223,17 +225,6 @@ impl Run<'_> {
         let window = encoder.window_of(&request).limit;
         let limit = self.args.split_tokens.map_or(window, |n| window.min(n as usize));
         Ok(Some(Splitter { count: Box::new(move |texts| encoder.lengths(texts, &request)), limit, cuts }))
-    }
-
-    /// A failure, and what to do about it where something was committed.
-    fn resumable(&self, failure: Failure) -> Failure {
-        let with_rest =
-            |why| format!("{why}\nwhat was embedded so far is kept: the same command with --resume goes on");
-        match failure {
-            Failure::Failed(why) if self.out.durable => Failure::Failed(with_rest(why)),
-            Failure::Interrupted(why) if self.out.durable => Failure::Interrupted(with_rest(why)),
-            other => other,
-        }
     }
 
     fn windows(&mut self, pieces: &mut Pieces, interrupt: Option<&Interrupt>) -> Result<()> {
@@ -293,4 +284,14 @@ impl Run<'_> {
 
 fn interruption() -> Failure {
     Failure::Interrupted("interrupted".to_string())
+}
+
+/// A failure, and what to do about it where what was committed is kept.
+fn resumable(durable: bool, failure: Failure) -> Failure {
+    let with_rest = |why| format!("{why}\nwhat was embedded so far is kept: the same command with --resume goes on");
+    match failure {
+        Failure::Failed(why) if durable => Failure::Failed(with_rest(why)),
+        Failure::Interrupted(why) if durable => Failure::Interrupted(with_rest(why)),
+        other => other,
+    }
 }

@@ -16,7 +16,7 @@ pub fn run(args: &Args, session: &Session, interrupt: &Interrupt) -> Result<Done
     let asks = stdin().is_terminal() && !args.compute.quiet;
     let mut cache = session.model().kv_cache()?;
     let mut messages = Messages::new();
-    let mut made = 0;
+    let (mut made, mut failed) = (0, 0);
     for line in 1.. {
         let Some(text) = read_line(asks, line)? else { break };
         if text.trim().is_empty() {
@@ -24,13 +24,26 @@ pub fn run(args: &Args, session: &Session, interrupt: &Interrupt) -> Result<Done
         }
         messages.push("user", &text);
         let prompt = generator.chat_prompt(&messages, &ChatOptions::new())?;
-        let (mut timing, mut out) = (Timing::default(), Sink::stdout());
+        let (mut timing, mut out, mut begun) = (Timing::default(), Sink::stdout(), false);
         interrupt.begin();
-        let record = session.stream(&mut cache, &prompt, &mut timing, |piece| match args.format {
-            Format::Text => out.put(piece.as_bytes()).and_then(|()| out.flush()),
-            Format::Json => Ok(()),
-        })?;
+        let record = session.stream(&mut cache, &prompt, &mut timing, |piece| {
+            begun = true;
+            match args.format {
+                Format::Text => out.put(piece.as_bytes()).and_then(|()| out.flush()),
+                Format::Json => Ok(()),
+            }
+        });
         interrupt.end();
+        let record = match record {
+            // Too long, perhaps: the conversation goes on without this message.
+            Err(Failure::Failed(why)) if !begun && !interrupt.cancelled() => {
+                crate::talk::tell(&format!("error: message {line}: {why}; the conversation goes on without it"));
+                messages.pop();
+                failed += 1;
+                continue;
+            }
+            record => record?,
+        };
         made += record.tokens.len();
         messages.push("assistant", record.text.as_deref().unwrap_or_default());
         match args.format {
@@ -46,7 +59,7 @@ pub fn run(args: &Args, session: &Session, interrupt: &Interrupt) -> Result<Done
     if interrupt.cancelled() && made == 0 {
         std::process::exit(interrupt::STATUS.into());
     }
-    Ok(Done::Whole)
+    Ok(Done::with_failures(failed))
 }
 
 /// The next line of stdin without its end; `None` at the end of stdin.

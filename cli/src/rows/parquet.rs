@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use kin_infer::InferError;
 use parquet::data_type::{BoolType, ByteArray, ByteArrayType, DataType, FloatType, Int32Type, Int64Type};
+use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::file::writer::{SerializedFileWriter, SerializedRowGroupWriter};
 use parquet::schema::parser::parse_message_type;
@@ -27,9 +28,19 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 /// Writes the file. The bytes depend on the columns alone.
 pub fn write(file: &File, readers: Vec<Reader>, columns: &[Column], layout: &Layout) -> kin_infer::Result<()> {
     let table = Table { readers, columns, kind: layout.kind, dimension: layout.dimension };
-    table.write(file).map_err(|e| match e.downcast::<std::io::Error>() {
-        Ok(io) => InferError::io("the Parquet file in the making", *io),
-        Err(other) => InferError::InvalidArgument(format!("the Parquet file cannot be made: {other}")),
+    table.write(file).map_err(|e| {
+        // The writer wraps what the system says.
+        let e = match e.downcast::<ParquetError>() {
+            Ok(wrapped) => match *wrapped {
+                ParquetError::External(inner) => inner as Box<dyn std::error::Error>,
+                other => Box::new(other),
+            },
+            Err(other) => other,
+        };
+        match e.downcast::<std::io::Error>() {
+            Ok(io) => InferError::io("the Parquet file in the making", *io),
+            Err(other) => InferError::InvalidArgument(format!("the Parquet file cannot be made: {other}")),
+        }
     })
 }
 
