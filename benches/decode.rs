@@ -1,6 +1,7 @@
 //! One token of a decoder at a time, as a share of the memory bandwidth of the same run.
 //!
-//! `cargo bench --bench decode [-- [--rounds N] [--threads N] [f32|bf16|f16|q8_0|q4_0 ...]]`. A synthetic LLaMA of about
+//! `cargo bench --bench decode [-- [--rounds N] [--threads N] [FORMAT ...]]`, of all formats
+//! below or of those named. A synthetic LLaMA of about
 //! 1 GB of matrices a format, more than the last-level cache, is written to a temporary folder and loaded; each round
 //! reads a buffer of as many bytes with the same threads, and decodes a token. Run by `cargo test --benches`, it does
 //! nothing.
@@ -49,8 +50,26 @@ fn tensors(layers: usize) -> Vec<(String, Vec<usize>)> {
 }
 
 /// The formats by name. Norms and the embedding table are f32 where matrices are blocks.
-const FORMATS: [(&str, Dtype); 5] =
-    [("f32", Dtype::F32), ("bf16", Dtype::BF16), ("f16", Dtype::F16), ("q8_0", Dtype::Q8_0), ("q4_0", Dtype::Q4_0)];
+const FORMATS: [(&str, Dtype); 9] = [
+    ("f32", Dtype::F32),
+    ("bf16", Dtype::BF16),
+    ("f16", Dtype::F16),
+    ("q8_0", Dtype::Q8_0),
+    ("q4_0", Dtype::Q4_0),
+    ("q5_0", Dtype::Q5_0),
+    ("q4_k", Dtype::Q4K),
+    ("q5_k", Dtype::Q5K),
+    ("q6_k", Dtype::Q6K),
+];
+
+/// Where the binary16 scales of a block lie.
+fn scales(dtype: Dtype) -> &'static [usize] {
+    match dtype {
+        Dtype::Q4K | Dtype::Q5K => &[0, 2],
+        Dtype::Q6K => &[208],
+        _ => &[0],
+    }
+}
 
 /// Bytes of so many values.
 fn bytes_of(dtype: Dtype, values: usize) -> usize {
@@ -105,9 +124,11 @@ fn write_tensors(file: &Path, list: &[(String, Vec<usize>)], dtype: Dtype) -> st
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         state >> 8
     };
-    let scale = half::f16::from_f32(0.001).to_le_bytes();
+    let mut block = Vec::new();
     for (name, shape) in list {
         let dtype = stored(name, shape);
+        // Multiples of blocks of 256 are up to 127.
+        let scale = half::f16::from_f32(if dtype.block_len() == 256 { 1e-5 } else { 1e-3 }).to_le_bytes();
         for _ in 0..shape.iter().product::<usize>() / dtype.block_len() {
             let value = next() as f32 / (1 << 24) as f32 * 0.04 - 0.02;
             match dtype {
@@ -115,10 +136,12 @@ fn write_tensors(file: &Path, list: &[(String, Vec<usize>)], dtype: Dtype) -> st
                 Dtype::BF16 => out.write_all(&half::bf16::from_f32(value).to_le_bytes())?,
                 Dtype::F16 => out.write_all(&half::f16::from_f32(value).to_le_bytes())?,
                 _ => {
-                    out.write_all(&scale)?;
-                    for _ in 0..(dtype.size() - scale.len()) / 2 {
-                        out.write_all(&(next() as u16).to_le_bytes())?;
+                    block.clear();
+                    block.extend((0..dtype.size() / 2).flat_map(|_| (next() as u16).to_le_bytes()));
+                    for at in scales(dtype) {
+                        block[*at..at + 2].copy_from_slice(&scale);
                     }
+                    out.write_all(&block)?;
                 }
             }
         }

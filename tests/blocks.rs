@@ -9,7 +9,8 @@ use kin_infer::weights::{Checkpoint, Dtype, Tensor, blocks};
 use kin_infer::{InferError, Result};
 use safetensors::tensor::TensorView;
 
-const BLOCKS: [Dtype; 6] = [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4_1, Dtype::Q4K, Dtype::Q5K, Dtype::Q6K];
+const BLOCKS: [Dtype; 8] =
+    [Dtype::Q8_0, Dtype::Q4_0, Dtype::Q4_1, Dtype::Q5_0, Dtype::Q5_1, Dtype::Q4K, Dtype::Q5K, Dtype::Q6K];
 
 fn fixture() -> Checkpoint {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/blocks.safetensors");
@@ -190,7 +191,7 @@ fn a_scale_that_is_not_finite_is_found() {
         assert_eq!(example.first_non_finite().unwrap(), None, "{dtype}");
         let places: &[usize] = match dtype {
             Dtype::Q6K => &[208],
-            Dtype::Q8_0 | Dtype::Q4_0 => &[0],
+            Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Q5_0 => &[0],
             _ => &[0, 2],
         };
         for place in places {
@@ -234,6 +235,8 @@ fn types_know_their_names_and_sizes() {
         ("Q8_0", 32, 34),
         ("Q4_0", 32, 18),
         ("Q4_1", 32, 20),
+        ("Q5_0", 32, 22),
+        ("Q5_1", 32, 24),
         ("Q4_K", 256, 144),
         ("Q5_K", 256, 176),
         ("Q6_K", 256, 210),

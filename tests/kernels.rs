@@ -13,6 +13,8 @@ mod functions;
 mod matmul;
 #[path = "kernels/quantised.rs"]
 mod quantised;
+#[path = "kernels/widened.rs"]
+mod widened;
 
 use definition::{ACTIVATIONS, Random, each_isa, same, scalar};
 use kin_infer::cpu::{Finish, Kernels};

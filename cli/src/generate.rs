@@ -117,8 +117,7 @@ struct Sampling {
 enum Weights {
     /// The blocks, beside inputs rounded to 8 bits: fast and small
     Stored,
-    /// The blocks widened to f32 when the model is loaded: as near the file's values as f32 comes, slower, and several
-    /// times the memory
+    /// The values of the blocks, beside inputs in f32: as near the file's values as f32 comes, and slower
     F32,
 }
 

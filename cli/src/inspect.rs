@@ -21,7 +21,8 @@ The model is loaded as for use, so that a model `inspect` describes is one that 
 described too. Each line is a name, a tab and what it says: the layers, embeddings, positions, norms, attention,
 feed-forward block and head; the longest sequence that the positions allow, and the window that texts are cut to with
 what set it; the modules after the transformer, the prompts, what a text becomes; tensors and their types, memory,
-assumptions. Blocks that are not computed with are widened to F32 when a model is loaded.
+assumptions. Blocks of other types than Q8_0 and Q4_0 are multiplied as the F32 values that they stand for: the CPU
+keeps them as small as in the file and widens them while it multiplies.
 
 Examples:
   kin-infer inspect models/all-MiniLM-L6-v2
@@ -228,7 +229,7 @@ impl Described {
         lines.push(("tensors used", self.used.len().to_string()));
         lines.push(("tensors ignored", self.ignored.len().to_string()));
         if !self.widened.is_empty() {
-            lines.push(("tensors widened to F32", self.widened.len().to_string()));
+            lines.push(("tensors multiplied in F32", self.widened.len().to_string()));
         }
         if tensors {
             lines.extend(self.used.iter().map(|name| ("used", name.clone())));

@@ -292,8 +292,9 @@ pub struct LoadReport {
     pub used: Vec<String>,
     /// Tensors that are known to take no part.
     pub ignored: Vec<String>,
-    /// Linear weights whose blocks are not computed with, or that were asked for in f32: they are widened when the model is
-    /// loaded.
+    /// Linear weights in blocks whose values are multiplied in f32, for their type is not multiplied as integers or f32 was
+    /// asked for. The CPU keeps the blocks and widens them while it multiplies; other backends, and stacks in which
+    /// several types share 16 rows, widen them when the model is loaded.
     pub widened: Vec<String>,
     /// Bytes of all tensors in the files.
     pub bytes: u64,
@@ -324,13 +325,13 @@ impl Tensors {
         }
     }
 
-    /// As [`get`](Self::get), for the weight of a linear layer: in F32, where blocks are to be widened.
+    /// As [`get`](Self::get), for the weight of a linear layer.
     pub(crate) fn linear(&self, internal: &str) -> Result<Tensor> {
         let tensor = self.get(internal)?;
-        if self.widens && tensor.dtype()?.is_block() { tensor.mapped(|value| value) } else { Ok(tensor) }
+        Ok(if self.widens { tensor.in_f32() } else { tensor })
     }
 
-    /// From now on weights of linear layers that are in blocks come in F32.
+    /// From now on weights of linear layers that are in blocks are multiplied in f32.
     pub(crate) fn widen_blocks(&mut self) {
         self.widens = true;
         self.report.widened = self.blocks.iter().cloned().collect();

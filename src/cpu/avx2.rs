@@ -46,6 +46,11 @@ unsafe fn mask(n: usize) -> __m256i {
 
 impl Vector for __m256 {
     const LANES: usize = 8;
+    #[inline(always)]
+    unsafe fn top_bits<const SHIFT: i32>(self) -> Self {
+        // SAFETY: forwarded.
+        unsafe { _mm256_cvtepi32_ps(_mm256_srli_epi32::<SHIFT>(_mm256_castps_si256(self))) }
+    }
     vector_operations! {
         fn load(p: *const f32) -> Self = _mm256_loadu_ps(p);
         fn store(self, p: *mut f32) = _mm256_storeu_ps(p, self);
@@ -62,6 +67,9 @@ impl Vector for __m256 {
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
         };
+        fn load_i8(p: *const i8) -> Self = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())));
+        fn masked_bits(self, mask: u32) -> Self =
+            _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_castps_si256(self), _mm256_set1_epi32(mask as i32)));
         fn splat(x: f32) -> Self = _mm256_set1_ps(x);
         fn add(self, o: Self) -> Self = _mm256_add_ps(self, o);
         fn sub(self, o: Self) -> Self = _mm256_sub_ps(self, o);

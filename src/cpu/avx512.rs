@@ -18,6 +18,16 @@ impl Vector for __m512 {
         // SAFETY: forwarded.
         unsafe { self.scale_pow2(n) }
     }
+    #[inline(always)]
+    unsafe fn top_bits<const SHIFT: i32>(self) -> Self {
+        const { assert!(SHIFT == 24 || SHIFT == 28) };
+        // SAFETY: forwarded.
+        unsafe {
+            let bits = _mm512_castps_si512(self);
+            let top = if SHIFT == 24 { _mm512_srli_epi32::<24>(bits) } else { _mm512_srli_epi32::<28>(bits) };
+            _mm512_cvtepi32_ps(top)
+        }
+    }
     vector_operations! {
         fn load(p: *const f32) -> Self = _mm512_loadu_ps(p);
         fn store(self, p: *mut f32) = _mm512_storeu_ps(p, self);
@@ -28,6 +38,9 @@ impl Vector for __m512 {
             let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
         };
+        fn load_i8(p: *const i8) -> Self = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())));
+        fn masked_bits(self, mask: u32) -> Self =
+            _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_castps_si512(self), _mm512_set1_epi32(mask as i32)));
         fn splat(x: f32) -> Self = _mm512_set1_ps(x);
         fn add(self, o: Self) -> Self = _mm512_add_ps(self, o);
         fn sub(self, o: Self) -> Self = _mm512_sub_ps(self, o);

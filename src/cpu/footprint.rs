@@ -166,7 +166,7 @@ impl GpuCompute for Footprint {
 
     fn matmul(&self, _: &Buffer, rows: usize, weight: &Weight, _: Epilogue, _: &mut Buffer) -> Result<()> {
         // A matrix of this backend's own is of a model that was not loaded.
-        let packing = weight.storage::<Packing>().copied();
+        let packing = weight.storage::<Packing>().cloned();
         let packing = packing.or_else(|_| weight.storage::<PackedMatrix>().map(PackedMatrix::packing))?;
         self.scratch(packing.activation_bytes(rows, weight.k()));
         Ok(())

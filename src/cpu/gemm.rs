@@ -36,6 +36,7 @@ const SHORT: usize = 64;
 pub(super) const ROW_BLOCK: usize = 192;
 
 /// One K block of one register tile. Pointers are valid for the shape given; `b` holds whole panels.
+#[derive(Clone, Copy)]
 pub(super) struct Tile<T = f32> {
     pub rows: usize,
     pub panels: usize,
@@ -198,7 +199,7 @@ pub(super) unsafe fn half_tile<V: Vector, H: Half, const MR: usize, const NV: us
 /// # Safety
 /// As [`tile`].
 #[inline(always)]
-unsafe fn write_tile<T, V: Vector, const MR: usize, const NV: usize>(t: &Tile<T>, acc: &[[V; NV]; MR]) {
+pub(super) unsafe fn write_tile<T, V: Vector, const MR: usize, const NV: usize>(t: &Tile<T>, acc: &[[V; NV]; MR]) {
     // SAFETY: forwarded.
     unsafe {
         let at = |r: usize, v: usize| t.c.wrapping_add(r * t.ldc + v * V::LANES);

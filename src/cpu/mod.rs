@@ -9,6 +9,7 @@ mod avx2;
 mod avx512;
 pub mod bandwidth;
 mod blas;
+mod blocks;
 mod cancel;
 mod compute;
 mod dispatch;

@@ -27,11 +27,22 @@ pub(super) unsafe fn widen_f16(bits: uint16x4_t) -> float32x4_t {
 
 impl Vector for float32x4_t {
     const LANES: usize = 4;
+    #[inline(always)]
+    unsafe fn top_bits<const SHIFT: i32>(self) -> Self {
+        // SAFETY: forwarded.
+        unsafe { vcvtq_f32_u32(vshrq_n_u32::<SHIFT>(vreinterpretq_u32_f32(self))) }
+    }
     vector_operations! {
         fn load(p: *const f32) -> Self = vld1q_f32(p);
         fn store(self, p: *mut f32) = vst1q_f32(p, self);
         fn load_f16(p: *const u16) -> Self = widen_f16(vld1_u16(p));
         fn load_bf16(p: *const u16) -> Self = vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(p)));
+        fn load_i8(p: *const i8) -> Self = {
+            let four = vcreate_s8(u64::from(p.cast::<u32>().read_unaligned()));
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(four))))
+        };
+        fn masked_bits(self, mask: u32) -> Self =
+            vcvtq_f32_u32(vandq_u32(vreinterpretq_u32_f32(self), vdupq_n_u32(mask)));
         fn splat(x: f32) -> Self = vdupq_n_f32(x);
         fn add(self, o: Self) -> Self = vaddq_f32(self, o);
         fn sub(self, o: Self) -> Self = vsubq_f32(self, o);

@@ -5,6 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::blas::{self, Blas};
+use super::blocks::{self, BlockMatrix};
 use super::cancel::Cancel;
 use super::gemm::{Block, BlockFinish, HALF_ROWS, K_BLOCK, ROW_BLOCK};
 use super::int8::{self, Int8Matrix};
@@ -31,6 +32,8 @@ enum Panels {
     F32(AlignedBuf<f32>),
     F16(AlignedBuf<u16>),
     Bf16(AlignedBuf<u16>),
+    /// Multiplied in f32.
+    Blocks(BlockMatrix),
     Quant(QuantMatrix),
     Int8(Int8Matrix),
     /// [n, k] as it is, for a BLAS.
@@ -38,10 +41,12 @@ enum Panels {
 }
 
 /// How a matrix is packed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Packing {
     F32,
     Half(Dtype),
+    /// The type of each panel's blocks, which are widened while they are multiplied.
+    Blocks(Vec<Dtype>),
     Quant(QuantKind),
     Int8,
     /// Row-major, for a BLAS.
@@ -49,28 +54,31 @@ pub(super) enum Packing {
 }
 
 impl Packing {
-    /// Of tensors [n_i, k] that are stacked. Tensors of one dtype keep it where it is computed with; all others are widened
-    /// to f32, and so are all but quantised ones where a BLAS multiplies.
+    /// Of tensors [n_i, k] that are stacked. Tensors of one dtype keep it, and so do blocks of several where a panel holds
+    /// those of one; all others are widened to f32, and so are all but Q8_0 and Q4_0 where a BLAS multiplies.
     pub fn of(parts: &[Tensor], precision: Precision, blas: bool) -> Result<Self> {
         let (n, k) = (parts.iter().map(|t| t.shape()[0]).sum::<usize>(), parts[0].shape()[1]);
         let dtypes = parts.iter().map(Tensor::dtype).collect::<Result<Vec<_>>>()?;
         let one = dtypes.iter().all(|d| *d == dtypes[0]).then_some(dtypes[0]);
+        let integers = k > 0 && !parts.iter().any(Tensor::is_in_f32);
         Ok(match (precision, one) {
             (Precision::Int8, _) => Self::Int8,
-            (_, Some(Dtype::Q8_0)) if k > 0 => Self::Quant(QuantKind::Q8),
-            (_, Some(Dtype::Q4_0)) if k > 0 => Self::Quant(QuantKind::Q4),
+            (_, Some(Dtype::Q8_0)) if integers => Self::Quant(QuantKind::Q8),
+            (_, Some(Dtype::Q4_0)) if integers => Self::Quant(QuantKind::Q4),
             _ if blas && n.max(k) <= i32::MAX as usize => Self::Plain,
             (_, Some(dtype @ (Dtype::F16 | Dtype::BF16))) => Self::Half(dtype),
+            _ if k > 0 => blocks::types(parts)?.map_or(Self::F32, Self::Blocks),
             _ => Self::F32,
         })
     }
 
     /// Bytes of the buffers that an [n, k] matrix is packed into.
-    pub fn bytes(self, n: usize, k: usize) -> Vec<usize> {
+    pub fn bytes(&self, n: usize, k: usize) -> Vec<usize> {
         let panels = n.div_ceil(PANEL);
         match self {
             Self::F32 => vec![panels * k * PANEL * 4],
             Self::Half(_) => vec![panels * k * PANEL * 2],
+            Self::Blocks(types) => vec![blocks::bytes(types, k)],
             Self::Quant(kind) => {
                 let blocks = panels * (k / QBLOCK);
                 vec![blocks * kind.block_bytes(), blocks * PANEL * 2]
@@ -81,11 +89,11 @@ impl Packing {
     }
 
     /// Bytes that the activations of `rows` rows of `k` values take when they are quantised; 0 where they are not.
-    pub fn activation_bytes(self, rows: usize, k: usize) -> usize {
+    pub fn activation_bytes(&self, rows: usize, k: usize) -> usize {
         match self {
             Self::Quant(_) => rows * k / QBLOCK * (QBLOCK + 8),
             Self::Int8 => rows * (int8::row_stride(k) + 8),
-            Self::F32 | Self::Half(_) | Self::Plain => 0,
+            Self::F32 | Self::Half(_) | Self::Blocks(_) | Self::Plain => 0,
         }
     }
 }
@@ -99,6 +107,10 @@ impl PackedMatrix {
             (Packing::Quant(kind), _) => quantised(&rows, k, kind)?,
             (Packing::Plain, Some(blas)) => Panels::Plain(plain(&rows, k)?, blas),
             (Packing::Half(dtype), _) => halves(&rows, k, dtype)?,
+            (Packing::Blocks(types), _) => {
+                check_scales(&rows, k)?;
+                Panels::Blocks(BlockMatrix::new(&types, &rows, k)?)
+            }
             _ => {
                 let mut data = AlignedBuf::zeroed(rows.len().div_ceil(PANEL) * k * PANEL, "packed weights")?;
                 pack(&rows, k, &mut data, |t, r, out| {
@@ -148,6 +160,7 @@ impl PackedMatrix {
             Panels::F32(_) => Packing::F32,
             Panels::F16(_) => Packing::Half(Dtype::F16),
             Panels::Bf16(_) => Packing::Half(Dtype::BF16),
+            Panels::Blocks(matrix) => Packing::Blocks(matrix.types().collect()),
             Panels::Quant(matrix) => Packing::Quant(matrix.kind),
             Panels::Int8(_) => Packing::Int8,
             Panels::Plain(..) => Packing::Plain,
@@ -181,6 +194,7 @@ impl PackedMatrix {
         match &self.data {
             Panels::F32(d) | Panels::Plain(d, _) => d.len() * 4,
             Panels::F16(d) | Panels::Bf16(d) => d.len() * 2,
+            Panels::Blocks(q) => q.bytes(),
             Panels::Quant(q) => q.bytes(),
             Panels::Int8(q) => q.bytes(),
         }
@@ -215,14 +229,20 @@ fn halves(rows: &[(&Tensor, usize)], k: usize, dtype: Dtype) -> Result<Panels> {
     Ok(if dtype == Dtype::F16 { Panels::F16(data) } else { Panels::Bf16(data) })
 }
 
-/// Panels of quantised blocks, whose scales are checked to be finite.
-fn quantised(rows: &[(&Tensor, usize)], k: usize, kind: QuantKind) -> Result<Panels> {
+/// Refuses blocks with scales that are not finite.
+fn check_scales(rows: &[(&Tensor, usize)], k: usize) -> Result<()> {
     for (i, (tensor, row)) in rows.iter().enumerate() {
         let first = i == 0 || !std::ptr::eq(rows[i - 1].0, *tensor);
         if let Some(at) = first.then(|| tensor.first_non_finite()).transpose()?.flatten() {
             return Err(not_finite(tensor, row + at / k.max(1), at % k.max(1)));
         }
     }
+    Ok(())
+}
+
+/// Panels of quantised blocks, whose scales are checked to be finite.
+fn quantised(rows: &[(&Tensor, usize)], k: usize, kind: QuantKind) -> Result<Panels> {
+    check_scales(rows, k)?;
     let row = |i: usize| {
         let (tensor, row) = rows[i];
         let bytes = tensor.bytes();
@@ -325,7 +345,10 @@ impl Rows {
         match (self, &weight.data) {
             (Self::Blocks(kind, a), Panels::Quant(w)) => *kind == w.kind && a.blocks() == rows * (weight.k / QBLOCK),
             (Self::Int8(a), Panels::Int8(_)) => a.shape() == (rows, weight.k),
-            (Self::Floats, Panels::F32(_) | Panels::F16(_) | Panels::Bf16(_) | Panels::Plain(..)) => true,
+            (
+                Self::Floats,
+                Panels::F32(_) | Panels::F16(_) | Panels::Bf16(_) | Panels::Blocks(_) | Panels::Plain(..),
+            ) => true,
             _ => false,
         }
     }
@@ -478,7 +501,7 @@ unsafe fn panel_group(
     }
 }
 
-/// Runs one K block, widening 16-bit panels group by group; `next` is the panel and k of the block after it.
+/// Runs one K block, widening panels of 16-bit values and of blocks group by group; `next` is the panel and k of the block after it.
 ///
 /// # Safety
 /// As the kernel's `block`; `b`, `panel_stride` and `next` are set here.
@@ -492,6 +515,8 @@ unsafe fn panels_block(kernels: &Kernels, w: &PackedMatrix, k0: usize, block: Bl
             unsafe { (kernels.raw.block)(&Block { b, panel_stride: w.k * PANEL, next, ..block }) };
             return;
         }
+        // SAFETY: forwarded.
+        Panels::Blocks(w) => return unsafe { blocks::multiply(kernels, w, k0, block) },
         Panels::Quant(_) | Panels::Int8(_) => unreachable!("quantised panels are multiplied as integers"),
         Panels::Plain(..) => unreachable!("a BLAS multiplies it"),
         Panels::F16(data) => (data, widen_f16),

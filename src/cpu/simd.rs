@@ -56,6 +56,12 @@ pub(crate) trait Vector: Copy {
     unsafe fn load_f16(p: *const u16) -> Self;
     /// Widens a register of bfloat16 bits, exactly.
     unsafe fn load_bf16(p: *const u16) -> Self;
+    /// Signed bytes as the numbers they are.
+    unsafe fn load_i8(p: *const i8) -> Self;
+    /// The bits under a mask of at most 24 neighbouring ones below the sign, as the integers that they are.
+    unsafe fn masked_bits(self, mask: u32) -> Self;
+    /// The bits from bit `SHIFT` up, 8 to 31, as the integers that they are.
+    unsafe fn top_bits<const SHIFT: i32>(self) -> Self;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn add(self, o: Self) -> Self;
     unsafe fn sub(self, o: Self) -> Self;
@@ -192,11 +198,16 @@ pub(super) use vector_operations;
 
 impl Vector for f32 {
     const LANES: usize = 1;
+    unsafe fn top_bits<const SHIFT: i32>(self) -> Self {
+        (self.to_bits() >> SHIFT) as f32
+    }
     vector_operations! {
         fn load(p: *const f32) -> Self = *p;
         fn store(self, p: *mut f32) = *p = self;
         fn load_f16(p: *const u16) -> Self = half::f16::from_bits(*p).to_f32();
         fn load_bf16(p: *const u16) -> Self = f32::from_bits(u32::from(*p) << 16);
+        fn load_i8(p: *const i8) -> Self = f32::from(*p);
+        fn masked_bits(self, mask: u32) -> Self = (self.to_bits() & mask) as f32;
         fn splat(x: f32) -> Self = x;
         fn add(self, o: Self) -> Self = self + o;
         fn sub(self, o: Self) -> Self = self - o;

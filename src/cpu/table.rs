@@ -1,5 +1,6 @@
 //! The kernel table: one entry an operation, one instance an instruction set, behind safe methods.
 
+use super::blocks::kernel::Panel;
 use super::gemm;
 use super::simd::PANEL;
 use crate::gpu::Activation;
@@ -49,6 +50,11 @@ pub(super) struct Raw {
     /// Over panels of binary16 and of bfloat16, at most [`gemm::HALF_ROWS`] rows.
     pub f16_block: unsafe fn(&gemm::Block<u16>),
     pub bf16_block: unsafe fn(&gemm::Block<u16>),
+    /// Of one row, over panels of blocks whose words hold nibbles, and over those whose words hold bytes.
+    pub nibble_row: unsafe fn(&gemm::Block<Panel>),
+    pub byte_row: unsafe fn(&gemm::Block<Panel>),
+    /// The first so many k of a panel of blocks as f32 values.
+    pub widen: unsafe fn(&Panel, usize, *mut f32),
 }
 
 /// Stamps the generic kernels for one vector type; the string lists the target features they are compiled with.
@@ -56,8 +62,10 @@ macro_rules! kernel_table {
     ($name:literal, $($features:literal,)? $vector:ty, $tile_rows:expr, $tile_panels:expr, $wide_panels:expr) => {
         /// The table of this instruction set; usable only where the CPU has it.
         pub(super) static KERNELS: crate::cpu::table::Kernels = {
+            use crate::cpu::blocks::kernel::{self as blocks, Group, Panel};
             use crate::cpu::rows;
-            use crate::cpu::table::stamp;
+            use crate::cpu::simd::{PANEL, Vector};
+            use crate::cpu::table::{half_entry, row_entry, stamp};
             stamp!(activation($($features)?) = rows::activation::<$vector>;
                 (kind: crate::gpu::Activation, x: &mut [f32]));
             stamp!(exp($($features)?) = rows::exp::<$vector>; (x: &mut [f32]));
@@ -83,24 +91,13 @@ macro_rules! kernel_table {
                 // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
                 unsafe { gemm::block::<$vector, f32>(b, $tile_rows, $tile_panels, $wide_panels, |t| tile(t)) }
             }
-            #[inline(always)]
-            unsafe fn half_block<H: gemm::Half>(b: &gemm::Block<u16>) {
-                // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
-                unsafe {
-                    let (rows, wide) = (gemm::HALF_ROWS, $wide_panels);
-                    gemm::block::<$vector, u16>(b, |_| rows, $tile_panels, wide, |t| half_tile::<H>(t))
-                }
-            }
-            $(#[target_feature(enable = $features)])?
-            unsafe fn f16_block(b: &gemm::Block<u16>) {
-                // SAFETY: forwarded.
-                unsafe { half_block::<gemm::F16>(b) }
-            }
-            $(#[target_feature(enable = $features)])?
-            unsafe fn bf16_block(b: &gemm::Block<u16>) {
-                // SAFETY: forwarded.
-                unsafe { half_block::<gemm::Bf16>(b) }
-            }
+            half_entry!(f16_block($($features)?) = $vector, $tile_panels, $wide_panels, half_tile::<gemm::F16>);
+            half_entry!(bf16_block($($features)?) = $vector, $tile_panels, $wide_panels, half_tile::<gemm::Bf16>);
+            stamp!(unpack($($features)?) = blocks::unpack::<$vector>; (panel: &Panel, group: usize, out: &mut Group));
+            stamp!(widen($($features)?) = blocks::widen::<$vector>; (panel: &Panel, k: usize, out: *mut f32));
+            const PER_PANEL: usize = PANEL / <$vector as Vector>::LANES;
+            row_entry!(nibble_row($($features)?) = $vector, PER_PANEL, 4);
+            row_entry!(byte_row($($features)?) = $vector, PER_PANEL, 8);
             crate::cpu::table::Kernels {
                 name: $name,
                 raw: crate::cpu::table::Raw {
@@ -108,7 +105,7 @@ macro_rules! kernel_table {
                     tile_panels: $tile_panels,
                     wide_panels: $wide_panels,
                     activation, exp, finish, add, mul, dot, softmax, softmax_rows, layer_norm, rms_norm, l2_normalize,
-                    pack_columns, pack_rows, block, f16_block, bf16_block,
+                    pack_columns, pack_rows, block, f16_block, bf16_block, nibble_row, byte_row, widen,
                 },
             }
         };
@@ -127,6 +124,40 @@ macro_rules! stamp {
     };
 }
 pub(super) use stamp;
+
+/// The entry of 16-bit panels. The features are its own, and those of the function it calls for each tile: inlined through a
+/// function without them, that one is not kept apart, whatever it says, and its accumulators lie in memory.
+macro_rules! half_entry {
+    ($name:ident($($features:literal)?) = $vector:ty, $tile_panels:expr, $wide_panels:expr, $tile:expr) => {
+        $(#[target_feature(enable = $features)])?
+        unsafe fn $name(b: &gemm::Block<u16>) {
+            // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
+            unsafe {
+                let (rows, wide) = (gemm::HALF_ROWS, $wide_panels);
+                gemm::block::<$vector, u16>(b, |_| rows, $tile_panels, wide, |t| $tile(t))
+            }
+        }
+    };
+}
+pub(super) use half_entry;
+
+/// The entry of one row by panels whose words have integers of so many bits.
+macro_rules! row_entry {
+    ($name:ident($($features:literal)?) = $vector:ty, $per_panel:ident, $field:literal) => {
+        $(#[target_feature(enable = $features)])?
+        unsafe fn $name(b: &gemm::Block<Panel>) {
+            $(#[target_feature(enable = $features)])?
+            #[inline(never)]
+            unsafe fn tile(t: &gemm::Tile<Panel>) {
+                // SAFETY: forwarded.
+                unsafe { blocks::tile::<$vector, $per_panel, $field>(t, unpack) }
+            }
+            // SAFETY: forwarded.
+            unsafe { blocks::row::<$vector>(b, |t| tile(t)) }
+        }
+    };
+}
+pub(super) use row_entry;
 
 /// A read-only matrix view: row r starts at `data[r * stride]`.
 #[derive(Clone, Copy)]

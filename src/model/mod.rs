@@ -54,11 +54,11 @@ pub struct LoadOptions {
 /// What linear layers make of weights that the checkpoint has in blocks of 8 or 4 bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum WeightForm {
-    /// Blocks of the types that are computed with stay as they are, and the layers' inputs are rounded to 8 bits beside
-    /// them: small and fast. Other blocks are widened.
+    /// Q8_0 and Q4_0 are multiplied as integers, the layers' inputs being rounded to 8 bits beside them: fast. Other blocks
+    /// are multiplied as the f32 values that they stand for.
     #[default]
     Stored,
-    /// All blocks are widened to f32 when the model is loaded: nothing is rounded that the file did not round.
+    /// All blocks are multiplied as the f32 values that they stand for: nothing is rounded that the file did not round.
     F32,
 }
 

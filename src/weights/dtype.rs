@@ -21,6 +21,10 @@ pub enum Dtype {
     Q4_0,
     /// 32 values of 4 bits, a scale and a minimum.
     Q4_1,
+    /// 32 values of 5 bits and a scale.
+    Q5_0,
+    /// 32 values of 5 bits, a scale and a minimum.
+    Q5_1,
     /// 256 values of 4 bits, with a scale and a minimum for each 32.
     Q4K,
     /// 256 values of 5 bits, with a scale and a minimum for each 32.
@@ -38,6 +42,8 @@ impl Dtype {
         ("Q8_0", Self::Q8_0),
         ("Q4_0", Self::Q4_0),
         ("Q4_1", Self::Q4_1),
+        ("Q5_0", Self::Q5_0),
+        ("Q5_1", Self::Q5_1),
         ("Q4_K", Self::Q4K),
         ("Q5_K", Self::Q5K),
         ("Q6_K", Self::Q6K),
@@ -57,7 +63,7 @@ impl Dtype {
     pub const fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::BF16 => 1,
-            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 => 32,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => 32,
             Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
     }
@@ -70,6 +76,8 @@ impl Dtype {
             Self::Q8_0 => 34,
             Self::Q4_0 => 18,
             Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
@@ -81,7 +89,8 @@ impl Dtype {
         self.block_len() > 1
     }
 
-    /// Whether linear layers compute with values of this type. The others are widened to F32 when a model is loaded.
+    /// Whether linear layers multiply values of this type as they are stored. The others are multiplied as the F32 values
+    /// that they stand for.
     pub const fn is_computed(self) -> bool {
         !matches!(self, Self::Q4_1 | Self::Q4K | Self::Q5K | Self::Q6K)
     }

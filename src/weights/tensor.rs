@@ -24,11 +24,12 @@ pub struct Tensor {
     entry: Arc<Entry>,
     /// The data of a rearranged tensor; the entry's range lies in it and not in the file.
     copy: Option<Arc<[u8]>>,
+    in_f32: bool,
 }
 
 impl Tensor {
     pub(super) fn new(mapping: Arc<Mapping>, entry: Entry) -> Self {
-        Self { mapping, entry: Arc::new(entry), copy: None }
+        Self { mapping, entry: Arc::new(entry), copy: None, in_f32: false }
     }
 
     /// The name in the file.
@@ -44,6 +45,16 @@ impl Tensor {
     /// The dimensions, outermost first. A scalar has none.
     pub fn shape(&self) -> &[usize] {
         &self.entry.shape
+    }
+
+    /// The same tensor, whose values are to be multiplied in f32 whatever its type.
+    pub(crate) fn in_f32(self) -> Self {
+        Self { in_f32: true, ..self }
+    }
+
+    /// Whether its values are to be multiplied in f32.
+    pub(crate) fn is_in_f32(&self) -> bool {
+        self.in_f32
     }
 
     /// Whether the model's tensor is the transpose of this one: a matrix whose blocks lie along its columns.
@@ -188,7 +199,12 @@ impl Tensor {
     /// A tensor of this file whose data is a copy of its own.
     fn owned(&self, entry: Entry, bytes: Vec<u8>) -> Self {
         let entry = Entry { range: 0..bytes.len(), ..entry };
-        Self { mapping: Arc::clone(&self.mapping), entry: Arc::new(entry), copy: Some(bytes.into()) }
+        Self {
+            mapping: Arc::clone(&self.mapping),
+            entry: Arc::new(entry),
+            copy: Some(bytes.into()),
+            in_f32: self.in_f32,
+        }
     }
 
     /// Widens the `out.len()` elements from element `first` on into `out`: floats exactly, blocks to the values that they

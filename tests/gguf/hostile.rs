@@ -318,7 +318,12 @@ fn wrong_tensors_are_refused_by_name() {
         (&[128], 12, 32, "rows of whole blocks of 256"),
         (&[4], 99, 32, "found type 99"),
         (&[4], u32::MAX, 32, "found type 4294967295"),
-        (&[32], 6, 32, "expected one of the types F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K, found Q5_0"),
+        (
+            &[256],
+            10,
+            32,
+            "expected one of the types F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, found Q2_K",
+        ),
         (&[256], 16, 32, "found type 16"),
     ];
     for (dimensions, kind, offset, expected) in cases {

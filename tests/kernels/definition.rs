@@ -319,9 +319,14 @@ fn written(bytes: &[u8], shape: &[usize], dtype: Dtype, metadata: Option<HashMap
 pub fn block_tensor(values: &[f32], [n, k]: [usize; 2], kind: weights::Dtype) -> (Tensor, Vec<u8>) {
     let mut bytes = vec![0; n * k / 32 * kind.size()];
     weights::blocks::quantise(kind, values, &mut bytes).unwrap();
+    (blocks_as_tensor(&bytes, [n, k], kind), bytes)
+}
+
+/// A matrix of these blocks.
+pub fn blocks_as_tensor(bytes: &[u8], [n, k]: [usize; 2], kind: weights::Dtype) -> Tensor {
     let blocks = format!(r#"{{"t": {{"dtype": "{kind}", "shape": [{n}, {k}]}}}}"#);
     let metadata = HashMap::from([("kin_infer.blocks".to_string(), blocks)]);
-    (written(&bytes, &[bytes.len()], Dtype::U8, Some(metadata)), bytes)
+    written(bytes, &[bytes.len()], Dtype::U8, Some(metadata))
 }
 
 /// A tensor of these values, rounded to `dtype`, and the values it then holds.

@@ -50,7 +50,8 @@ fn integer_bytes(kind: u32) -> usize {
 }
 
 impl PanelWeight {
-    /// Stacks tensors [n_i, k]. Tensors of one dtype keep it where kernels compute with it; all others are widened.
+    /// Stacks tensors [n_i, k]. Tensors of one dtype keep it where kernels compute with it, and f32 was not asked for; all
+    /// others are widened.
     pub fn new(pool: &Pool, parts: &[Tensor]) -> Result<Self> {
         let k = parts[0].shape()[1];
         for part in parts {
@@ -62,7 +63,8 @@ impl PanelWeight {
         let rows: Vec<(&Tensor, usize)> = parts.iter().flat_map(|t| (0..t.shape()[0]).map(move |r| (t, r))).collect();
         let first = parts[0].dtype()?;
         let one = parts.iter().all(|t| t.dtype().is_ok_and(|d| d == first));
-        let kind = if one { kind_of(first) } else { STORED_F32 };
+        let as_stored = one && !(first.is_block() && parts.iter().any(Tensor::is_in_f32));
+        let kind = if as_stored { kind_of(first) } else { STORED_F32 };
         let panels = panels_of(rows.len(), k)?;
         let panel_bytes = panel_bytes(kind, k);
         let data = pool.fresh(panels * panel_bytes, "packed weights")?;

@@ -1,36 +1,8 @@
-//! Q8_0, Q4_0 and Q4_1: 32 values and their scale.
+//! Q8_0 and Q4_0 made of 32 values.
 
 use half::f16;
 
-use super::scale_at;
-
 const N: usize = 32;
-
-pub(super) fn read_q8_0(block: &[u8; 34], out: &mut [f32; N]) {
-    let d = scale_at(block, 0);
-    for (value, q) in out.iter_mut().zip(&block[2..]) {
-        *value = d * f32::from(*q as i8);
-    }
-}
-
-pub(super) fn read_q4_0(block: &[u8; 18], out: &mut [f32; N]) {
-    let d = scale_at(block, 0);
-    read_nibbles(&block[2..], out, |q| d * (f32::from(q) - 8.0));
-}
-
-pub(super) fn read_q4_1(block: &[u8; 20], out: &mut [f32; N]) {
-    let (d, m) = (scale_at(block, 0), scale_at(block, 2));
-    read_nibbles(&block[4..], out, |q| d * f32::from(q) + m);
-}
-
-/// The low halves of 16 bytes, then their high halves.
-fn read_nibbles(bytes: &[u8], out: &mut [f32; N], value: impl Fn(u8) -> f32) {
-    let (low, high) = out.split_at_mut(N / 2);
-    for ((low, high), byte) in low.iter_mut().zip(high).zip(bytes) {
-        *low = value(byte & 15);
-        *high = value(byte >> 4);
-    }
-}
 
 /// Writes a block and gives its scale.
 pub(super) fn write_q8_0(values: &[f32; N], block: &mut [u8; 34]) -> f16 {

@@ -9,6 +9,8 @@
 //! | Q8_0 | d, 32 of q (8 bits, signed) | d q |
 //! | Q4_0 | d, 16 bytes of q: value i in the low half of byte i, value i + 16 in the high half | d (q - 8) |
 //! | Q4_1 | d, m, 16 bytes of q as in Q4_0 | d q + m |
+//! | Q5_0 | d, 4 bytes of q's fifth bits (bit i is value i's), 16 bytes of q's other bits as in Q4_0 | d (q - 16) |
+//! | Q5_1 | d, m, then as Q5_0 | d q + m |
 //! | Q4_K | d, dmin, 12 bytes of scales, 128 of q | (d s) q - (dmin m), s and m of the group of 32 |
 //! | Q5_K | d, dmin, 12 bytes of scales, 32 of q's fifth bits, 128 of q | as Q4_K |
 //! | Q6_K | 128 bytes of q's low 4 bits, 64 of its high 2, 16 scales s (8 bits, signed), d | (d s) (q - 32), s of the group of 16 |
@@ -24,12 +26,14 @@
 //! product is finite or all are zero times infinity: those q are 0, as the reference gives on x86, and d is stored as 0.
 
 mod groups;
-mod superblocks;
+mod parts;
 
 use half::f16;
 
 use super::Dtype;
 use crate::error::{InferError, Result};
+use parts::half_at;
+pub(crate) use parts::{PART, Part, centre, has_minima};
 
 /// Widens whole blocks into the values they stand for.
 ///
@@ -49,14 +53,10 @@ use crate::error::{InferError, Result};
 /// ```
 pub fn dequantise(dtype: Dtype, bytes: &[u8], out: &mut [f32]) -> Result<()> {
     check_lengths(dtype, bytes.len(), out.len())?;
-    match dtype {
-        Dtype::Q8_0 => each(bytes, out, groups::read_q8_0),
-        Dtype::Q4_0 => each(bytes, out, groups::read_q4_0),
-        Dtype::Q4_1 => each(bytes, out, groups::read_q4_1),
-        Dtype::Q4K => each(bytes, out, superblocks::read_q4_k),
-        Dtype::Q5K => each(bytes, out, superblocks::read_q5_k),
-        Dtype::Q6K => each(bytes, out, superblocks::read_q6_k),
-        Dtype::F32 | Dtype::F16 | Dtype::BF16 => {}
+    for (block, values) in bytes.chunks_exact(dtype.size()).zip(out.chunks_exact_mut(dtype.block_len())) {
+        for (index, values) in values.as_chunks_mut().0.iter_mut().enumerate() {
+            Part::of(dtype, block, index).values(dtype, values);
+        }
     }
     Ok(())
 }
@@ -95,8 +95,8 @@ pub(crate) fn why_refused(value: f32) -> String {
 pub(super) fn first_bad_scale(dtype: Dtype, bytes: &[u8]) -> Option<usize> {
     // Where a block's binary16 scales lie.
     let scales: &[usize] = match dtype {
-        Dtype::Q8_0 | Dtype::Q4_0 => &[0],
-        Dtype::Q4_1 | Dtype::Q4K | Dtype::Q5K => &[0, 2],
+        Dtype::Q8_0 | Dtype::Q4_0 | Dtype::Q5_0 => &[0],
+        Dtype::Q4_1 | Dtype::Q5_1 | Dtype::Q4K | Dtype::Q5K => &[0, 2],
         Dtype::Q6K => &[208],
         Dtype::F32 | Dtype::F16 | Dtype::BF16 => &[],
     };
@@ -110,12 +110,6 @@ fn check_lengths(dtype: Dtype, bytes: usize, values: usize) -> Result<()> {
         return Ok(());
     }
     Err(InferError::InvalidArgument(format!("{values} values of type {dtype} are not {bytes} bytes of whole blocks")))
-}
-
-/// Runs `read` over blocks of `B` bytes and `N` values.
-fn each<const B: usize, const N: usize>(bytes: &[u8], out: &mut [f32], read: impl Fn(&[u8; B], &mut [f32; N])) {
-    let (blocks, values) = (bytes.as_chunks().0, out.as_chunks_mut().0);
-    blocks.iter().zip(values).for_each(|(block, values)| read(block, values));
 }
 
 /// Runs `write` over blocks of `N` values and `B` bytes; gives the index of the first value that is not finite or makes a
@@ -134,12 +128,4 @@ fn write_each<const B: usize, const N: usize>(
         }
     }
     None
-}
-
-fn half_at(block: &[u8], at: usize) -> f16 {
-    f16::from_le_bytes([block[at], block[at + 1]])
-}
-
-fn scale_at(block: &[u8], at: usize) -> f32 {
-    half_at(block, at).to_f32()
 }
