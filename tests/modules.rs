@@ -322,6 +322,36 @@ fn sparse_folders_read() {
     assert!(message.contains("any-to-any") && message.contains("fill-mask"), "{message}");
 }
 
+/// What sentence-transformers would hand on to the model or its tokenizer is refused where it says what is computed.
+#[test]
+fn arguments_that_change_what_is_computed_are_refused() {
+    let read = |settings: Value| {
+        let folder = Folder::new("arguments");
+        folder
+            .modules(&["Transformer", "Pooling"])
+            .file("1_Pooling/config.json", json!({"pooling_mode_cls_token": true}));
+        folder.file("sentence_bert_config.json", settings);
+        ModelFolder::read(&folder.0)
+    };
+    for harmless in [
+        json!({"model_args": {}, "tokenizer_args": {"use_fast": true}, "config_args": null}),
+        json!({"model_kwargs": {"torch_dtype": "bfloat16", "attn_implementation": "sdpa"}, "config_kwargs": {"use_cache": false}}),
+    ] {
+        assert_eq!(read(harmless).unwrap().modules.len(), 1);
+    }
+    for (settings, expected) in [
+        (json!({"config_args": {"num_hidden_layers": 3}}), "config_args.num_hidden_layers"),
+        (json!({"config_kwargs": {"is_causal": false}}), "config_kwargs.is_causal"),
+        (json!({"tokenizer_args": {"model_max_length": 64}}), "tokenizer_args.model_max_length"),
+        (json!({"processor_kwargs": {"add_eos_token": true}}), "processor_kwargs.add_eos_token"),
+        (json!({"model_args": {"default_task": "retrieval"}}), "model_args.default_task"),
+        (json!({"model_args": ["add_pooling_layer"]}), "`model_args` is [\"add_pooling_layer\"], expected an object"),
+    ] {
+        let message = read(settings).unwrap_err().to_string();
+        assert!(message.contains("sentence_bert_config.json") && message.contains(expected), "{message}");
+    }
+}
+
 #[test]
 fn a_cross_encoders_folder_reads() {
     let folder = Folder::new("cross");

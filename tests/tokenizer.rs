@@ -261,6 +261,8 @@ fn the_window_is_the_smallest_real_limit() {
     for (sentence, tokenizer, config, expected) in [
         ("{}", "{}", None, None),
         (r#"{"max_seq_length": 256}"#, r#"{"model_max_length": 512}"#, Some(512), Some((256, "sentence_bert"))),
+        (r#"{"max_seq_length": 400}"#, r#"{"model_max_length": 128}"#, Some(512), Some((400, "sentence_bert"))),
+        (r#"{"max_seq_length": 800}"#, r#"{"model_max_length": 128}"#, Some(512), Some((512, "config.json"))),
         (r#"{"max_seq_length": null}"#, r#"{"model_max_length": 1e30}"#, Some(512), Some((512, "config.json"))),
         ("{}", r#"{"model_max_length": 1000000000000000019884624838656}"#, None, None),
         ("{}", r#"{"model_max_length": 384.0}"#, Some(514), Some((384, "tokenizer_config"))),

@@ -40,8 +40,9 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with = "lengths")]
     input: Option<PathBuf>,
     /// Sequences of so many made-up tokens, 1,024 tokens or more of each length
-    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "16,128,512")]
-    lengths: Vec<usize>,
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "16,128,512",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    lengths: Vec<u32>,
     /// Numbers of threads to run with. Default: what `kin-infer plan` says
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..))]
     threads: Vec<u16>,

@@ -69,6 +69,7 @@ fn texts_of_a_file_are_measured_and_printed_as_tables() {
     let empty = run(&["bench", "--model", &model("st-tiny"), "--input", &empty.display().to_string()]).expect(1);
     assert!(empty.stderr.contains("no texts"), "{}", empty.stderr);
     run(&["bench", "--model", &model("st-tiny"), "--input", &texts, "--lengths", "4"]).expect(2);
+    run(&["bench", "--model", &model("st-tiny"), "--lengths", "4,0"]).expect(2);
     run(&["bench", "--model", &model("st-tiny"), "--serve", "--threads", "1,2"]).expect(2);
 }
 

@@ -214,3 +214,30 @@ fn a_closed_pipe_ends_quietly() {
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
+
+#[test]
+fn options_that_would_do_nothing_are_refused() {
+    let cases: [(&[&str], &str); 4] = [
+        (&["--output", "-", "--resume"], "--resume needs --output FILE"),
+        (&["--output", "-", "--restart"], "--restart needs --output FILE"),
+        (&["--split-tokens", "9"], "--split-tokens needs --split"),
+        (&["--split", "none", "--split-tokens", "9"], "--split-tokens needs --split"),
+    ];
+    for (options, expected) in cases {
+        let ran = run(&[&["embed", "--model", &model()], options, &["a text"]].concat()).expect(2);
+        assert!(ran.stderr.contains(expected) && ran.stdout.is_empty(), "{options:?}: {}", ran.stderr);
+    }
+}
+
+/// A record is an object: its fields in a list would be taken one for another.
+#[test]
+fn records_that_are_arrays_are_refused() {
+    let input = "[\"id\", \"text\"]\n{\"text\": \"good\"}\n [\"text\"]\n";
+    let arguments = ["embed", "--model", &model(), "--input", "-", "--input-format", "jsonl"];
+    let ran = run_with_input(&arguments, input.as_bytes()).expect(1);
+    assert_eq!(ran.json().len(), 1);
+    for line in [1, 3] {
+        let expected = format!("line {line}: expected {{\"id\": ..., \"text\": ...}}: found an array");
+        assert!(ran.stderr.contains(&expected), "{}", ran.stderr);
+    }
+}

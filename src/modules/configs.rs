@@ -31,6 +31,7 @@ const ACTIVATIONS: [(&str, Activation); 6] = [
 /// What a transformer's settings say it is used for; `usual` where they say nothing.
 pub(super) fn task(transformer_dir: &Path, usual: Task) -> Result<Task> {
     let config = super::json::sentence_config(transformer_dir)?;
+    check_arguments(&config)?;
     Ok(match config.text("transformer_task")? {
         None => usual,
         Some("feature-extraction") => Task::Features,
@@ -41,6 +42,50 @@ pub(super) fn task(transformer_dir: &Path, usual: Task) -> Result<Task> {
             return Err(incompatible(&config.file, "transformer_task", known, other));
         }
     })
+}
+
+/// Arguments that sentence-transformers hands on to what loads a model, under the names of all its versions; those that
+/// say how and not what is computed.
+const ARGUMENTS: [(&[&str], &[&str]); 3] = [
+    (
+        &["model_args", "model_kwargs"],
+        &[
+            "add_pooling_layer",
+            "attn_implementation",
+            "device_map",
+            "dtype",
+            "low_cpu_mem_usage",
+            "torch_dtype",
+            "trust_remote_code",
+            "use_safetensors",
+        ],
+    ),
+    (&["tokenizer_args", "processor_kwargs"], &["fix_mistral_regex", "padding_side", "trust_remote_code", "use_fast"]),
+    (
+        &["config_args", "config_kwargs"],
+        &["trust_remote_code", "unpad_inputs", "use_cache", "use_memory_efficient_attention"],
+    ),
+];
+
+/// Refuses arguments that change what is computed: they stand in place of what `config.json` or the tokenizer's files say.
+fn check_arguments(config: &JsonFile) -> Result<()> {
+    for (names, harmless) in ARGUMENTS {
+        for name in names {
+            let Some(found) = config.get(name) else { continue };
+            let arguments = found.as_object().ok_or_else(|| config.wrong(name, "an object", found))?;
+            let other = arguments.iter().find(|(key, value)| !value.is_null() && !harmless.contains(&key.as_str()));
+            if let Some((key, value)) = other {
+                let key = format!("{name}.{key}");
+                return Err(incompatible(
+                    &config.file,
+                    &key,
+                    "absent: it belongs in the model's own files",
+                    &value.to_string(),
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn pooling(config: &JsonFile) -> Result<PoolingSpec> {

@@ -27,11 +27,10 @@ use tokenizers::{NormalizerWrapper, PostProcessor, Token, Tokenizer, TruncationD
 use self::family::{Family, Vocabulary};
 use self::special::{Role, Specials, token_text};
 pub use self::stream::TokenStream;
-use self::window::sentence_config;
 pub(crate) use self::window::window_of;
 pub use self::window::{Window, window};
 use crate::error::{InferError, Result};
-use crate::modules::json::{JsonFile, Settings};
+use crate::modules::json::{JsonFile, Settings, sentence_config};
 
 /// The token ids of one input.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

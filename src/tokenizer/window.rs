@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::error::Result;
-use crate::modules::json::{JsonFile, Settings};
+use crate::modules::json::{Settings, sentence_config};
 
 /// The longest input of a model, and what says so.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,8 +16,9 @@ pub struct Window {
     pub source: String,
 }
 
-/// The smallest limit that `sentence_bert_config.json`, `tokenizer_config.json` or the model's configuration
-/// (`config_limit`) sets; `None` when none of them does. `model_max_length` above 1e9 means unset.
+/// The limit that `sentence_bert_config.json` sets, or else `tokenizer_config.json`, and no more than the model's
+/// configuration does (`config_limit`); `None` when none of them sets one. `model_max_length` above 1e9 means unset. As in
+/// sentence-transformers, a `max_seq_length` stands in place of the tokenizer's limit, also where it is larger.
 pub fn window(folder: &Path, config_limit: Option<usize>) -> Result<Option<Window>> {
     window_of(&Settings::open(folder)?, config_limit)
 }
@@ -29,25 +30,17 @@ pub(crate) fn window_of(settings: &Settings, config_limit: Option<usize>) -> Res
         tokenizer.map.remove("model_max_length");
     }
     let sentence = sentence_config(&settings.place)?;
-    let mut limits = Vec::new();
+    let mut limit = None;
     for (file, key) in [(&sentence, "max_seq_length"), (&tokenizer, "model_max_length")] {
-        if let Some(limit) = file.positive(key)? {
+        if let Some(tokens) = file.positive(key)? {
             let name = file.file.file_name().unwrap_or_default().to_string_lossy();
-            limits.push(Window { limit, source: format!("`{key}` of {name}") });
+            limit.get_or_insert_with(|| Window { limit: tokens, source: format!("`{key}` of {name}") });
         }
     }
     let source = match settings.gguf {
         Some(_) => "the context length of the GGUF file",
         None => "the positions of config.json",
     };
-    limits.extend(config_limit.map(|limit| Window { limit, source: source.to_owned() }));
-    Ok(limits.into_iter().min_by_key(|window| window.limit))
-}
-
-/// The transformer's settings of sentence-transformers, under the first of its names that exists.
-pub(super) fn sentence_config(folder: &Path) -> Result<JsonFile> {
-    let names = ["bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet"];
-    let files = names.map(|name| folder.join(format!("sentence_{name}_config.json")));
-    let found = files.iter().find(|file| file.is_file()).unwrap_or(&files[0]);
-    JsonFile::optional(found.clone())
+    let positions = config_limit.map(|limit| Window { limit, source: source.to_owned() });
+    Ok(limit.into_iter().chain(positions).min_by_key(|window| window.limit))
 }

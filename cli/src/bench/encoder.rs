@@ -64,8 +64,8 @@ fn of_lengths(args: &Args, folder: &Path, compute: &Arc<Profiled>) -> Result<Vec
     let options = LoadOptions { head: HeadChoice::Vectors, precision: args.precision.get(), ..LoadOptions::default() };
     let model = Arc::new(BertModel::load_with_options(&folder, config, compute.clone(), options)?);
     let vocabulary = model.spec().embedding.vocab_size as u32;
-    let row = |&length: &usize| {
-        let length = length.max(1);
+    let row = |&length: &u32| {
+        let length = length as usize;
         let sequence = |i: usize| Sequence::new((0..length).map(|t| made_up(i * length + t, vocabulary)).collect());
         let sequences: Vec<Sequence> = (0..TOKENS.div_ceil(length)).map(sequence).collect();
         let model = model.clone();

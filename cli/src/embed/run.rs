@@ -62,6 +62,9 @@ pub fn run(mut args: Args) -> Result<Done> {
         rows.open_cache(path, identity.clone())?;
     }
     let split = args.split.unwrap_or(if records.is_folder() { Split::Lines } else { Split::None });
+    if split == Split::None && args.split_tokens.is_some() {
+        return Err(Failure::Usage("--split-tokens needs --split: texts are not cut into pieces".into()));
+    }
     let mut start = Start { split, survey: None, earlier: Vec::new() };
     let target = match locked {
         None => Target::Stdout(Sink::stdout()),
@@ -87,7 +90,15 @@ pub fn run(mut args: Args) -> Result<Done> {
 
 /// Takes the output, if it is a file, unless that loses what an unfinished run made.
 fn lock(args: &Args) -> Result<Option<Locked>> {
-    let Some(path) = args.file() else { return Ok(None) };
+    let Some(path) = args.file() else {
+        let asked = [(args.resume, "--resume"), (args.restart, "--restart")].into_iter().find(|(asked, _)| *asked);
+        return match asked {
+            Some((_, option)) => {
+                Err(Failure::Usage(format!("{option} needs --output FILE: nothing is kept of stdout")))
+            }
+            None => Ok(None),
+        };
+    };
     let locked = Locked::lock(path)?;
     let no = |why: &str| Err(Failure::Failed(format!("{}: {why}", path.display())));
     match locked.found()? {

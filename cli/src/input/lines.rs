@@ -96,8 +96,12 @@ fn parse(bytes: Vec<u8>, line: u64, jsonl: bool) -> std::result::Result<Item, St
     if !jsonl {
         return Ok(Item { id: numbered(), text });
     }
-    let record: Record =
-        serde_json::from_str(&text).map_err(|e| format!("expected {{\"id\": ..., \"text\": ...}}: {e}"))?;
+    let expected = |why: &dyn std::fmt::Display| format!("expected {{\"id\": ..., \"text\": ...}}: {why}");
+    // Derived readers of records take arrays too.
+    if text.trim_start().starts_with('[') {
+        return Err(expected(&"found an array"));
+    }
+    let record: Record = serde_json::from_str(&text).map_err(|e| expected(&e))?;
     let id = match record.id {
         None => numbered(),
         Some(id) => checked_id(id)?,
