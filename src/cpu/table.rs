@@ -50,9 +50,8 @@ pub(super) struct Raw {
     /// Over panels of binary16 and of bfloat16, at most [`gemm::HALF_ROWS`] rows.
     pub f16_block: unsafe fn(&gemm::Block<u16>),
     pub bf16_block: unsafe fn(&gemm::Block<u16>),
-    /// Of one row, over panels of blocks whose words hold nibbles, and over those whose words hold bytes.
-    pub nibble_row: unsafe fn(&gemm::Block<Panel>),
-    pub byte_row: unsafe fn(&gemm::Block<Panel>),
+    /// Of one row, over panels of blocks alike: by whether words hold nibbles, and whether there are minima.
+    pub block_row: [[unsafe fn(&gemm::Block<Panel>); 2]; 2],
     /// The first so many k of a panel of blocks as f32 values.
     pub widen: unsafe fn(&Panel, usize, *mut f32),
 }
@@ -96,8 +95,10 @@ macro_rules! kernel_table {
             stamp!(unpack($($features)?) = blocks::unpack::<$vector>; (panel: &Panel, group: usize, out: &mut Group));
             stamp!(widen($($features)?) = blocks::widen::<$vector>; (panel: &Panel, k: usize, out: *mut f32));
             const PER_PANEL: usize = PANEL / <$vector as Vector>::LANES;
-            row_entry!(nibble_row($($features)?) = $vector, PER_PANEL, 4);
-            row_entry!(byte_row($($features)?) = $vector, PER_PANEL, 8);
+            row_entry!(nibble_row($($features)?) = $vector, PER_PANEL, 4, false);
+            row_entry!(nibble_minima_row($($features)?) = $vector, PER_PANEL, 4, true);
+            row_entry!(byte_row($($features)?) = $vector, PER_PANEL, 8, false);
+            row_entry!(byte_minima_row($($features)?) = $vector, PER_PANEL, 8, true);
             crate::cpu::table::Kernels {
                 name: $name,
                 raw: crate::cpu::table::Raw {
@@ -105,7 +106,8 @@ macro_rules! kernel_table {
                     tile_panels: $tile_panels,
                     wide_panels: $wide_panels,
                     activation, exp, finish, add, mul, dot, softmax, softmax_rows, layer_norm, rms_norm, l2_normalize,
-                    pack_columns, pack_rows, block, f16_block, bf16_block, nibble_row, byte_row, widen,
+                    pack_columns, pack_rows, block, f16_block, bf16_block, widen,
+                    block_row: [[byte_row, byte_minima_row], [nibble_row, nibble_minima_row]],
                 },
             }
         };
@@ -141,16 +143,16 @@ macro_rules! half_entry {
 }
 pub(super) use half_entry;
 
-/// The entry of one row by panels whose words have integers of so many bits.
+/// The entry of one row by panels whose words have integers of so many bits, with minima or without.
 macro_rules! row_entry {
-    ($name:ident($($features:literal)?) = $vector:ty, $per_panel:ident, $field:literal) => {
+    ($name:ident($($features:literal)?) = $vector:ty, $per_panel:ident, $field:literal, $minima:literal) => {
         $(#[target_feature(enable = $features)])?
         unsafe fn $name(b: &gemm::Block<Panel>) {
             $(#[target_feature(enable = $features)])?
             #[inline(never)]
             unsafe fn tile(t: &gemm::Tile<Panel>) {
                 // SAFETY: forwarded.
-                unsafe { blocks::tile::<$vector, $per_panel, $field>(t, unpack) }
+                unsafe { blocks::tile::<$vector, $per_panel, $field, $minima>(t, unpack) }
             }
             // SAFETY: forwarded.
             unsafe { blocks::row::<$vector>(b, |t| tile(t)) }

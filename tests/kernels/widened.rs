@@ -93,3 +93,59 @@ fn they_stay_small() {
         assert!((stored..stored + stored / 32).contains(&taken), "{kind}: {taken} bytes, of {stored} in the file");
     }
 }
+
+/// Zeros have signs. A first product that underflows to -0 stays -0 beside weights of -0, and not beside +0.
+#[test]
+fn zeros_keep_their_signs() {
+    let (below, none) = (f16::from_f32(-0.1).to_le_bytes(), f16::from_f32(0.0).to_le_bytes());
+    for kind in KINDS {
+        // Value 0 is the scale, -0.1, or twice it; all others are the scale times 0, and less or more 0 where there are minima.
+        let mut block = vec![0u8; kind.size()];
+        match kind {
+            Dtype::Q6K => {
+                block[128..192].fill(0xaa); // 32, which is 0
+                block[0] = 1;
+                block[192..208].fill(1);
+                block[208..210].copy_from_slice(&below);
+            }
+            Dtype::Q5_0 => {
+                block[..2].copy_from_slice(&below);
+                block[2..6].fill(0xff); // 16, which is 0
+                block[6] = 1;
+            }
+            Dtype::Q4_1 | Dtype::Q5_1 => {
+                block[..2].copy_from_slice(&below);
+                block[2..4].copy_from_slice(&f16::NEG_ZERO.to_le_bytes());
+                block[if kind == Dtype::Q4_1 { 4 } else { 8 }] = 1;
+            }
+            _ => {
+                block[..2].copy_from_slice(&below);
+                block[2..4].copy_from_slice(&none);
+                block[4..8].fill(1); // multiples of groups 0 to 3: scales 1, minima 0
+                block[12..16].fill(1);
+                block[if kind == Dtype::Q4K { 16 } else { 48 }] = 1;
+            }
+        }
+        let k = kind.block_len();
+        let mut values = vec![0.0; k];
+        blocks::dequantise(kind, &block, &mut values).unwrap();
+        assert!(
+            values[0] < -0.05 && values[1..].iter().all(|v| *v == 0.0 && v.is_sign_negative()),
+            "{kind}: {values:?}"
+        );
+        for rows in [1, 5] {
+            let mut x = vec![1.0; rows * k];
+            x.iter_mut().step_by(k).for_each(|v| *v = 1e-45);
+            let expected = vec![-0.0; rows];
+            same(|| format!("{kind}"), &product(&x, &values, (rows, 1, k)), &expected);
+            each_backend("signs of zeros", |backend, c| {
+                let weight = c.prepare_weight(&[blocks_as_tensor(&block, [1, k], kind)]).unwrap();
+                let mut out = c.alloc(rows).unwrap();
+                c.matmul(&c.upload(&x).unwrap(), rows, &weight, Epilogue::NONE, &mut out).unwrap();
+                let mut found = vec![0.0; rows];
+                c.read(&out, &mut found).unwrap();
+                same(|| format!("{backend}: {kind}, {rows} rows"), &found, &expected);
+            });
+        }
+    }
+}

@@ -1,12 +1,11 @@
 //! Products with blocks that are widened in registers, 32 k at a time: the bits of products with the f32 values that the
 //! blocks stand for.
 //!
-//! A weight is `scale * integer + minimum`, as [`Part::values`](crate::weights::blocks::Part::values) has it, in one fused
-//! operation, which rounds as that sum does: the product is exact, for a binary16 scale has 11 bits, its multiple at most
-//! 7, and the integer as many that all are at most 24. Integers are stored too large by a centre c; the minimum is less by
-//! c times the scale, exactly, where it is 0 otherwise. A weight of -0 becomes +0: a chain begins with +0, and no zero that
-//! is added shows in it. An integer at bit b of a word is converted where it is, b bits too large, by a scale that is 2^-b
-//! of the weight's.
+//! A weight is `scale * integer`, with the centre taken off the integer as it is stored, or `scale * integer + minimum`, as
+//! [`Part::values`](crate::weights::blocks::Part::values) has it, zeros with their signs. That sum is one fused operation,
+//! which rounds as it does: the product is exact, for a binary16 scale has 11 bits, its multiple at most 7, and the integer
+//! as many that all are at most 24. An integer at bit b of a word is converted where it is, 2^b times too large, and
+//! multiplied by a scale that is 2^-b of the weight's.
 //!
 //! # Safety
 //! Every function here asks the same of its caller: the CPU has V's instruction set, and pointers are valid for the shape
@@ -28,7 +27,7 @@ pub(in crate::cpu) struct Panel {
 /// How far ahead, in bytes, blocks are asked for: a group of them is some hundred cycles of work.
 const AHEAD: usize = 2048;
 
-/// Scales and minima of 32 k of a panel.
+/// Scales of 32 k of a panel, and minima where there are any.
 #[repr(align(64))]
 pub(in crate::cpu) struct Group {
     /// The words of its integers: in the panel, or in `unpacked`.
@@ -36,12 +35,12 @@ pub(in crate::cpu) struct Group {
     unpacked: [u8; BYTES],
     /// Of each set of k.
     scales: [[f32; PANEL]; 2],
-    minima: [[f32; PANEL]; 2],
+    minima: [f32; PANEL],
 }
 
 impl Group {
     pub(in crate::cpu) const EMPTY: Self =
-        Self { words: std::ptr::null(), unpacked: [0; BYTES], scales: [[0.0; PANEL]; 2], minima: [[0.0; PANEL]; 2] };
+        Self { words: std::ptr::null(), unpacked: [0; BYTES], scales: [[0.0; PANEL]; 2], minima: [0.0; PANEL] };
 }
 
 /// Bytes of a cache line.
@@ -81,19 +80,17 @@ unsafe fn take_apart<V: Vector>(layout: Layout, panel: *const u8, group: usize, 
             out.words = out.unpacked.as_ptr().cast();
         }
         let (halves, multiples) = (panel.add(head).cast::<u16>(), from.add(layout.integers()).cast::<i8>());
-        let centre = V::splat(-f32::from(layout.centre));
         for lane in (0..PANEL).step_by(V::LANES) {
             let d = V::load_f16(halves.add(lane));
             let multiple = |i: usize| V::load_i8(multiples.add(i * PANEL + lane));
             for set in 0..PART / (WORDS * places) {
                 let scale = if layout.multiples { d.mul(multiple(set % layout.scales)) } else { d };
                 scale.store(out.scales[set][lane..].as_mut_ptr());
-                centre.mul(scale).store(out.minima[set][lane..].as_mut_ptr());
             }
             if layout.minima {
                 let m = V::load_f16(halves.add(PANEL + lane));
-                let m = if layout.multiples { m.mul(multiple(layout.scales)) } else { m };
-                out.minima.iter_mut().for_each(|minima| m.store(minima[lane..].as_mut_ptr()));
+                let m = if layout.multiples { m.neg().mul(multiple(layout.scales)) } else { m };
+                m.store(out.minima[lane..].as_mut_ptr());
             }
         }
     }
@@ -121,25 +118,34 @@ fn bytes(bits: usize, packed: &[u8], out: &mut [u8; BYTES]) {
 #[derive(Clone, Copy)]
 struct Place {
     mask: u32,
+    /// How many times too large integers are there, and one over it.
+    times: f32,
     undo: f32,
     last: bool,
 }
 
 /// Places in a word, in order: the first 32 / FIELD.
 const fn places<const FIELD: usize>() -> [Place; 8] {
-    let mut places = [Place { mask: 0, undo: 1.0, last: true }; 8];
+    let mut places = [Place { mask: 0, times: 1.0, undo: 1.0, last: true }; 8];
     let mut i = 0;
     while i + 1 < 32 / FIELD {
         let bit = i * FIELD;
-        places[i] = Place { mask: ((1 << FIELD) - 1) << bit, undo: 1.0 / (1u32 << bit) as f32, last: false };
+        let times = (1u32 << bit) as f32;
+        places[i] = Place { mask: ((1 << FIELD) - 1) << bit, times, undo: 1.0 / times, last: false };
         i += 1;
     }
     places
 }
 
-/// The weights of a place of the words at `words`; `scales` were multiplied by its `undo`.
+/// The weights of a place of words: integers times `scales`, which were multiplied by its `undo`. `other` is what is added,
+/// the minima, where there are any; else it is what is taken off the integers before, their centre as many times too large.
 #[inline(always)]
-unsafe fn weights<V: Vector, const FIELD: usize>(words: *const f32, place: &Place, scales: V, minima: V) -> V {
+unsafe fn weights<V: Vector, const FIELD: usize, const MINIMA: bool>(
+    words: *const f32,
+    place: &Place,
+    scales: V,
+    other: V,
+) -> V {
     // SAFETY: forwarded.
     unsafe {
         let words = V::load(words);
@@ -148,32 +154,55 @@ unsafe fn weights<V: Vector, const FIELD: usize>(words: *const f32, place: &Plac
             (true, _) => words.top_bits::<24>(),
             _ => words.masked_bits(place.mask),
         };
-        integers.mul_add(scales, minima)
+        if MINIMA { integers.mul_add(scales, other) } else { integers.sub(other).mul(scales) }
     }
 }
 
-/// Whether the integers of a type's words are nibbles; else they are bytes.
-pub(super) const fn is_nibbles(dtype: Dtype) -> bool {
-    Layout::of(dtype).bits == 4
+/// What [`weights`] has beside the integers, for a register of columns from `lane` on.
+#[inline(always)]
+unsafe fn beside<V: Vector, const MINIMA: bool>(
+    (group, set): (&Group, usize),
+    lane: usize,
+    place: &Place,
+    centre: f32,
+) -> (V, V) {
+    // SAFETY: forwarded; the group has a register of columns from `lane` on.
+    unsafe {
+        let scales = V::load(group.scales[set].as_ptr().add(lane)).mul(V::splat(place.undo));
+        let other = if MINIMA { V::load(group.minima.as_ptr().add(lane)) } else { V::splat(centre * place.times) };
+        (scales, other)
+    }
+}
+
+/// Which kernel a type takes: whether its words hold nibbles, else bytes, and whether it has minima.
+pub(super) const fn kind(dtype: Dtype) -> (bool, bool) {
+    let layout = Layout::of(dtype);
+    (layout.bits == 4, layout.minima)
 }
 
 /// Widens the first `k` k of a panel into f32 values, `[k][16]`.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn widen<V: Vector>(panel: &Panel, k: usize, out: *mut f32) {
     let mut group = Group::EMPTY;
+    let centre = f32::from(Layout::of(panel.dtype).centre);
     for at in (0..k).step_by(PART) {
         // SAFETY: forwarded.
         unsafe {
             unpack::<V>(panel, at / PART, &mut group);
             let out = out.add(at * PANEL);
-            if is_nibbles(panel.dtype) { values::<V, 4>(&group, out) } else { values::<V, 8>(&group, out) }
+            match kind(panel.dtype) {
+                (true, true) => values::<V, 4, true>(&group, centre, out),
+                (true, false) => values::<V, 4, false>(&group, centre, out),
+                (false, true) => values::<V, 8, true>(&group, centre, out),
+                (false, false) => values::<V, 8, false>(&group, centre, out),
+            }
         }
     }
 }
 
 /// The values of a group, `[k][16]`.
 #[inline(always)]
-unsafe fn values<V: Vector, const FIELD: usize>(group: &Group, out: *mut f32) {
+unsafe fn values<V: Vector, const FIELD: usize, const MINIMA: bool>(group: &Group, centre: f32, out: *mut f32) {
     let places = const { places::<FIELD>() };
     let set_k = WORDS * 32 / FIELD;
     // SAFETY: forwarded; the group has WORDS words of each column for each set.
@@ -181,12 +210,12 @@ unsafe fn values<V: Vector, const FIELD: usize>(group: &Group, out: *mut f32) {
         for set in 0..PART / set_k {
             for (i, place) in places.iter().enumerate().take(32 / FIELD) {
                 for lane in (0..PANEL).step_by(V::LANES) {
-                    let minima = V::load(group.minima[set].as_ptr().add(lane));
-                    let scales = V::load(group.scales[set].as_ptr().add(lane)).mul(V::splat(place.undo));
+                    let (scales, other) = beside::<V, MINIMA>((group, set), lane, place, centre);
                     for word in 0..WORDS {
                         let words = group.words.add((set * WORDS + word) * PANEL + lane);
                         let k = set * set_k + i * WORDS + word;
-                        weights::<V, FIELD>(words, place, scales, minima).store(out.add(k * PANEL + lane));
+                        let w = weights::<V, FIELD, MINIMA>(words, place, scales, other);
+                        w.store(out.add(k * PANEL + lane));
                     }
                 }
             }
@@ -200,18 +229,25 @@ pub(in crate::cpu) type Unpack = unsafe fn(&Panel, usize, &mut Group);
 /// Most panels of a tile: as many as give chains enough to hide the latency of an FMA.
 const ABREAST: usize = 8;
 
-/// One row by the tile's panels of `NV` registers, whose words have integers of `FIELD` bits: for a decoding step, which
-/// reads each weight once.
+/// One row by the tile's panels of `NV` registers, whose words have integers of `FIELD` bits, and minima or not: for a
+/// decoding step, which reads each weight once.
 ///
 /// Chains of one panel at a time are in registers: the loop over panels is no constant, so that compilers do not mix them,
 /// which would take more registers than there are.
 #[inline(always)]
-pub(in crate::cpu) unsafe fn tile<V: Vector, const NV: usize, const FIELD: usize>(t: &Tile<Panel>, unpack: Unpack) {
+pub(in crate::cpu) unsafe fn tile<V: Vector, const NV: usize, const FIELD: usize, const MINIMA: bool>(
+    t: &Tile<Panel>,
+    unpack: Unpack,
+) {
     let set_k = WORDS * 32 / FIELD;
     let places = const { places::<FIELD>() };
     let mut groups = [const { Group::EMPTY }; ABREAST];
+    let mut centres = [0.0; ABREAST];
     // SAFETY: forwarded; a tile has at most ABREAST panels.
     unsafe {
+        for (p, centre) in centres.iter_mut().enumerate().take(t.panels) {
+            *centre = f32::from(Layout::of((*t.b.add(p)).dtype).centre);
+        }
         let mut chains = [[V::splat(0.0); NV]; ABREAST];
         for at in (0..t.k).step_by(PART) {
             for (p, group) in groups.iter_mut().enumerate().take(t.panels) {
@@ -220,8 +256,8 @@ pub(in crate::cpu) unsafe fn tile<V: Vector, const NV: usize, const FIELD: usize
             for set in 0..PART / set_k {
                 for (i, place) in places.iter().enumerate().take(32 / FIELD) {
                     let x = t.a.add(at + set * set_k + i * WORDS);
-                    for (group, chains) in groups.iter().zip(&mut chains).take(t.panels) {
-                        *chains = step::<V, NV, FIELD>(group, set, place, x, *chains);
+                    for ((group, centre), chains) in groups.iter().zip(&centres).zip(&mut chains).take(t.panels) {
+                        *chains = step::<V, NV, FIELD, MINIMA>((group, set), place, *centre, x, *chains);
                     }
                 }
             }
@@ -236,25 +272,25 @@ pub(in crate::cpu) unsafe fn tile<V: Vector, const NV: usize, const FIELD: usize
 
 /// Adds, to a panel's chains, the products of a place of its words with their values of the row at `x`.
 #[inline(always)]
-unsafe fn step<V: Vector, const NV: usize, const FIELD: usize>(
-    group: &Group,
-    set: usize,
+unsafe fn step<V: Vector, const NV: usize, const FIELD: usize, const MINIMA: bool>(
+    (group, set): (&Group, usize),
     place: &Place,
+    centre: f32,
     x: *const f32,
     mut chains: [V; NV],
 ) -> [V; NV] {
     // SAFETY: forwarded.
     unsafe {
-        let (mut scales, mut minima) = ([V::splat(0.0); NV], [V::splat(0.0); NV]);
-        for v in 0..NV {
-            scales[v] = V::load(group.scales[set].as_ptr().add(v * V::LANES)).mul(V::splat(place.undo));
-            minima[v] = V::load(group.minima[set].as_ptr().add(v * V::LANES));
+        let mut operands = [(V::splat(0.0), V::splat(0.0)); NV];
+        for (v, operands) in operands.iter_mut().enumerate() {
+            *operands = beside::<V, MINIMA>((group, set), v * V::LANES, place, centre);
         }
         for word in 0..WORDS {
             let x = V::splat(*x.add(word));
             for (v, chain) in chains.iter_mut().enumerate() {
                 let words = group.words.add((set * WORDS + word) * PANEL + v * V::LANES);
-                *chain = x.mul_add(weights::<V, FIELD>(words, place, scales[v], minima[v]), *chain);
+                let (scales, other) = operands[v];
+                *chain = x.mul_add(weights::<V, FIELD, MINIMA>(words, place, scales, other), *chain);
             }
         }
         chains

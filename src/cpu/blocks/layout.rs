@@ -11,7 +11,7 @@
 //!             then 64 bytes, of which b holds the fifth bits of the bytes b + 64 j in its bits j,
 //!             or 128 bytes, of which b holds the high bits of the bytes b + 128 j in its bits 2 j
 //! scales      of blocks of 32: 16 scales, then 16 minima, binary16
-//!             of blocks of 256: 16 multiples for each 16 or 32 k, then 16 negated ones of minima, signed bytes; before
+//!             of blocks of 256: 16 multiples for each 16 or 32 k, then 16 of minima, signed bytes; before
 //!             the eight groups of 32, their 16 scales, then their 16 minima, binary16
 //! ```
 
@@ -97,7 +97,7 @@ impl Layout {
             panel[head + (i * PANEL + column) * 2..][..2].copy_from_slice(&half.to_le_bytes());
         }
         if self.multiples {
-            let minimum = self.minima.then_some(-part.minimum_multiple);
+            let minimum = self.minima.then_some(part.minimum_multiple);
             for (i, multiple) in part.multiples.into_iter().take(self.scales).chain(minimum).enumerate() {
                 panel[at + self.integers() + i * PANEL + column] = multiple as u8;
             }

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use kernel::{Panel, is_nibbles};
+use kernel::{Panel, kind};
 use layout::Layout;
 
 use super::gemm::{Block, K_BLOCK};
@@ -110,11 +110,11 @@ pub(super) unsafe fn multiply(kernels: &Kernels, w: &BlockMatrix, k0: usize, blo
             let mut start = block.panels.start;
             while start < block.panels.end {
                 panels.clear();
-                let nibbles = is_nibbles(w.panels[start].0);
-                panels.extend(of(start..block.panels.end).take_while(|panel| is_nibbles(panel.dtype) == nibbles));
+                let (nibbles, minima) = kind(w.panels[start].0);
+                panels.extend(of(start..block.panels.end).take_while(|panel| kind(panel.dtype) == (nibbles, minima)));
                 let alike = start..start + panels.len();
                 start = alike.end;
-                let run = if nibbles { kernels.raw.nibble_row } else { kernels.raw.byte_row };
+                let run = kernels.raw.block_row[usize::from(nibbles)][usize::from(minima)];
                 // SAFETY: forwarded; the panels are there, one after another.
                 unsafe { run(&Block { panels: alike, ..block }.over(panels.as_ptr(), 1)) };
             }
