@@ -28,6 +28,9 @@ pub struct Finish<'a> {
     pub residual: Option<&'a [f32]>,
 }
 
+/// One row over panels of blocks.
+pub(super) type BlockRow = unsafe fn(&gemm::Block<Panel>);
+
 /// The entries. Each needs a CPU with the table's instruction set; lengths are the safe methods' concern.
 pub(super) struct Raw {
     pub tile_rows: usize,
@@ -51,7 +54,7 @@ pub(super) struct Raw {
     pub f16_block: unsafe fn(&gemm::Block<u16>),
     pub bf16_block: unsafe fn(&gemm::Block<u16>),
     /// Of one row, over panels of blocks alike: by whether words hold nibbles, and whether there are minima.
-    pub block_row: [[unsafe fn(&gemm::Block<Panel>); 2]; 2],
+    pub block_row: [[BlockRow; 2]; 2],
     /// The first so many k of a panel of blocks as f32 values.
     pub widen: unsafe fn(&Panel, usize, *mut f32),
 }
