@@ -1,10 +1,9 @@
 //! One token of a decoder at a time, as a share of the memory bandwidth of the same run.
 //!
-//! `cargo bench --bench decode [-- [--rounds N] [--threads N] [FORMAT ...]]`, of all formats
-//! below or of those named. A synthetic LLaMA of about
-//! 1 GB of matrices a format, more than the last-level cache, is written to a temporary folder and loaded; each round
-//! reads a buffer of as many bytes with the same threads, and decodes a token. Run by `cargo test --benches`, it does
-//! nothing.
+//! `cargo bench --bench decode [-- [--rounds N] [--threads N] [FORMAT ...]]`, of all formats below or of those named. A
+//! synthetic LLaMA of about 1 GB of matrices a format, more than the last-level cache, is written to a temporary folder and
+//! loaded; each round reads a buffer of as many bytes with the same threads, and decodes a token. Run by `cargo test
+//! --benches`, it does nothing.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

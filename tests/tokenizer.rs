@@ -257,7 +257,7 @@ fn added_tokens_follow_the_vocabulary_or_are_refused() {
 }
 
 #[test]
-fn the_window_is_the_smallest_real_limit() {
+fn the_window_is_what_the_folder_says_and_the_positions_allow() {
     for (sentence, tokenizer, config, expected) in [
         ("{}", "{}", None, None),
         (r#"{"max_seq_length": 256}"#, r#"{"model_max_length": 512}"#, Some(512), Some((256, "sentence_bert"))),

@@ -293,8 +293,8 @@ pub struct LoadReport {
     /// Tensors that are known to take no part.
     pub ignored: Vec<String>,
     /// Linear weights in blocks whose values are multiplied in f32, for their type is not multiplied as integers or f32 was
-    /// asked for. The CPU keeps the blocks and widens them while it multiplies; other backends, and stacks in which
-    /// several types share 16 rows, widen them when the model is loaded.
+    /// asked for. The CPU keeps the blocks and widens them while it multiplies; other backends widen them when
+    /// the model is loaded, and so do stacks of tensors of which several types share 16 rows.
     pub widened: Vec<String>,
     /// Bytes of all tensors in the files.
     pub bytes: u64,

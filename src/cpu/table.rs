@@ -67,7 +67,7 @@ macro_rules! kernel_table {
             use crate::cpu::blocks::kernel::{self as blocks, Group, Panel};
             use crate::cpu::rows;
             use crate::cpu::simd::{PANEL, Vector};
-            use crate::cpu::table::{half_entry, row_entry, stamp};
+            use crate::cpu::table::{row_entry, stamp};
             stamp!(activation($($features)?) = rows::activation::<$vector>;
                 (kind: crate::gpu::Activation, x: &mut [f32]));
             stamp!(exp($($features)?) = rows::exp::<$vector>; (x: &mut [f32]));
@@ -93,8 +93,24 @@ macro_rules! kernel_table {
                 // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
                 unsafe { gemm::block::<$vector, f32>(b, $tile_rows, $tile_panels, $wide_panels, |t| tile(t)) }
             }
-            half_entry!(f16_block($($features)?) = $vector, $tile_panels, $wide_panels, half_tile::<gemm::F16>);
-            half_entry!(bf16_block($($features)?) = $vector, $tile_panels, $wide_panels, half_tile::<gemm::Bf16>);
+            #[inline(always)]
+            unsafe fn half_block<H: gemm::Half>(b: &gemm::Block<u16>) {
+                // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
+                unsafe {
+                    let (rows, wide) = (gemm::HALF_ROWS, $wide_panels);
+                    gemm::block::<$vector, u16>(b, |_| rows, $tile_panels, wide, |t| half_tile::<H>(t))
+                }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn f16_block(b: &gemm::Block<u16>) {
+                // SAFETY: forwarded.
+                unsafe { half_block::<gemm::F16>(b) }
+            }
+            $(#[target_feature(enable = $features)])?
+            unsafe fn bf16_block(b: &gemm::Block<u16>) {
+                // SAFETY: forwarded.
+                unsafe { half_block::<gemm::Bf16>(b) }
+            }
             stamp!(unpack($($features)?) = blocks::unpack::<$vector>; (panel: &Panel, group: usize, out: &mut Group));
             stamp!(widen($($features)?) = blocks::widen::<$vector>; (panel: &Panel, k: usize, out: *mut f32));
             const PER_PANEL: usize = PANEL / <$vector as Vector>::LANES;
@@ -129,22 +145,6 @@ macro_rules! stamp {
     };
 }
 pub(super) use stamp;
-
-/// The entry of 16-bit panels. The features are its own, and those of the function it calls for each tile: inlined through a
-/// function without them, that one is not kept apart, whatever it says, and its accumulators lie in memory.
-macro_rules! half_entry {
-    ($name:ident($($features:literal)?) = $vector:ty, $tile_panels:expr, $wide_panels:expr, $tile:expr) => {
-        $(#[target_feature(enable = $features)])?
-        unsafe fn $name(b: &gemm::Block<u16>) {
-            // SAFETY: forwarded; the tile is asked for no more than its rows and panels.
-            unsafe {
-                let (rows, wide) = (gemm::HALF_ROWS, $wide_panels);
-                gemm::block::<$vector, u16>(b, |_| rows, $tile_panels, wide, |t| $tile(t))
-            }
-        }
-    };
-}
-pub(super) use half_entry;
 
 /// The entry of one row by panels whose words have integers of so many bits, with minima or without.
 macro_rules! row_entry {

@@ -4,7 +4,7 @@ use half::f16;
 use kin_infer::gpu::{Activation, Epilogue, GpuCompute};
 use kin_infer::weights::{Dtype, Tensor, blocks};
 
-use super::definition::{Random, blocks_as_tensor, each_backend, finish, product, same};
+use super::definition::{Random, blocks_as_tensor, each_backend, finish, product, same, with_threads};
 
 const KINDS: [Dtype; 6] = [Dtype::Q4_1, Dtype::Q5_0, Dtype::Q5_1, Dtype::Q4K, Dtype::Q5K, Dtype::Q6K];
 
@@ -45,30 +45,32 @@ fn check(random: &mut Random, parts: &[(Tensor, Vec<f32>)], (rows, k): (usize, u
         let epilogue =
             Epilogue { bias: Some(&bias), activation: Activation::Silu, residual: Some(&residual), ..Epilogue::NONE };
         for (epilogue, expected) in [(Epilogue::NONE, &plain), (epilogue, &whole)] {
-            let mut out = c.upload(&vec![f32::NAN; rows * n]).unwrap();
-            c.matmul(&x, rows, &weight, epilogue, &mut out).unwrap();
-            let mut found = vec![0.0; rows * n];
-            c.read(&out, &mut found).unwrap();
-            same(|| format!("{backend}: {case}, {rows} rows, {n} x {k}"), &found, expected);
+            for threads in [1, 2] {
+                let mut out = c.upload(&vec![f32::NAN; rows * n]).unwrap();
+                with_threads(threads, || c.matmul(&x, rows, &weight, epilogue, &mut out)).unwrap();
+                let mut found = vec![0.0; rows * n];
+                c.read(&out, &mut found).unwrap();
+                same(|| format!("{backend}: {case}, {rows} rows, {n} x {k}, {threads} threads"), &found, expected);
+            }
         }
     });
 }
 
-/// Few rows and many, panels whole and cut, abreast and alone, one chain and several.
+/// Few rows and many, panels whole and cut, abreast and alone, one chain and several; large enough for two threads too.
 #[test]
 fn shapes() {
     let mut random = Random::new(31);
     for kind in KINDS {
         let depths = if kind.block_len() == 256 { [256, 768, 1024] } else { [32, 544, 1120] };
-        for (i, rows) in [1, 1, 1, 2, 3, 4, 5, 13, 65].into_iter().enumerate() {
-            let (n, k) = ([1, 80, 150, 33, 17, 48, 70, 16, 40][i], depths[i % 3]);
+        for (i, rows) in [1, 1, 1, 2, 3, 4, 5, 13, 65, 1, 1, 1].into_iter().enumerate() {
+            let (n, k) = ([1, 80, 150, 33, 17, 48, 70, 16, 40, 5, 16, 500][i], depths[i % 3]);
             let part = random_blocks(&mut random, [n, k], kind);
             check(&mut random, &[part], (rows, k), kind.name());
         }
     }
 }
 
-/// Stacks of several types keep them where a panel holds columns of one, and are widened where not: to the same bits.
+/// Stacks of several types keep them where each panel holds columns of one, and are widened where not: to the same bits.
 #[test]
 fn stacks() {
     let mut random = Random::new(32);
@@ -87,11 +89,23 @@ fn stacks() {
 fn they_stay_small() {
     let mut random = Random::new(33);
     let c = kin_infer::cpu::CpuCompute::new().unwrap();
+    let mut taken = |kinds: &[Dtype], heights: [usize; 2]| {
+        let parts = kinds.iter().zip(heights).map(|(kind, n)| random_blocks(&mut random, [n, 1024], *kind).0);
+        let parts: Vec<Tensor> = parts.collect();
+        let stored: usize = parts.iter().map(|part| part.bytes().len()).sum();
+        (stored, c.prepare_weight(&parts).unwrap().bytes())
+    };
     for kind in KINDS {
-        let (tensor, _) = random_blocks(&mut random, [64, 1024], kind);
-        let (stored, taken) = (tensor.bytes().len(), c.prepare_weight(&[tensor]).unwrap().bytes());
-        assert!((stored..stored + stored / 32).contains(&taken), "{kind}: {taken} bytes, of {stored} in the file");
+        for (kinds, heights) in [(&[kind, kind][..], [20, 44]), (&[kind, Dtype::Q8_0], [48, 16])] {
+            let (stored, taken) = taken(kinds, heights);
+            assert!(
+                (stored..stored + stored / 32).contains(&taken),
+                "{kinds:?}: {taken} bytes, of {stored} in the file"
+            );
+        }
     }
+    let (_, widened) = taken(&[Dtype::Q4K, Dtype::Q6K], [20, 44]);
+    assert_eq!(widened, 64 * 1024 * 4, "16 rows of two types");
 }
 
 /// Zeros have signs. A first product that underflows to -0 stays -0 beside weights of -0, and not beside +0.
@@ -99,7 +113,7 @@ fn they_stay_small() {
 fn zeros_keep_their_signs() {
     let (below, none) = (f16::from_f32(-0.1).to_le_bytes(), f16::from_f32(0.0).to_le_bytes());
     for kind in KINDS {
-        // Value 0 is the scale, -0.1, or twice it; all others are the scale times 0, and less or more 0 where there are minima.
+        // Value 0 is the scale, -0.1; all others are the scale times 0, and plus -0 or less +0 where there are minima.
         let mut block = vec![0u8; kind.size()];
         match kind {
             Dtype::Q6K => {

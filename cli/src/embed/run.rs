@@ -42,6 +42,10 @@ pub fn run(mut args: Args) -> Result<Done> {
     let mut layout = Layout { format: args.format(), kind: plan.kind, extras: args.extras(), dimension: 0 };
     layout.check(args.file())?;
     args.split.map(Split::cuts).transpose()?;
+    let split = args.split.unwrap_or(if records.is_folder() { Split::Lines } else { Split::None });
+    if split == Split::None && args.split_tokens.is_some() {
+        return Err(Failure::Usage("--split-tokens needs --split: texts are not cut into pieces".into()));
+    }
     let locked = lock(&args)?;
     let mut progress = Progress::new(&args.compute, locked.is_none());
     progress.phase("loading the model");
@@ -60,10 +64,6 @@ pub fn run(mut args: Args) -> Result<Done> {
     }
     if let Some(path) = &args.cache {
         rows.open_cache(path, identity.clone())?;
-    }
-    let split = args.split.unwrap_or(if records.is_folder() { Split::Lines } else { Split::None });
-    if split == Split::None && args.split_tokens.is_some() {
-        return Err(Failure::Usage("--split-tokens needs --split: texts are not cut into pieces".into()));
     }
     let mut start = Start { split, survey: None, earlier: Vec::new() };
     let target = match locked {
@@ -91,13 +91,10 @@ pub fn run(mut args: Args) -> Result<Done> {
 /// Takes the output, if it is a file, unless that loses what an unfinished run made.
 fn lock(args: &Args) -> Result<Option<Locked>> {
     let Some(path) = args.file() else {
-        let asked = [(args.resume, "--resume"), (args.restart, "--restart")].into_iter().find(|(asked, _)| *asked);
-        return match asked {
-            Some((_, option)) => {
-                Err(Failure::Usage(format!("{option} needs --output FILE: nothing is kept of stdout")))
-            }
-            None => Ok(None),
-        };
+        let options = [(args.resume, "--resume"), (args.restart, "--restart")];
+        let asked = options.into_iter().find_map(|(asked, option)| asked.then_some(option));
+        let refused = |option| Failure::Usage(format!("{option} needs --output FILE: nothing is kept of stdout"));
+        return asked.map_or(Ok(None), |option| Err(refused(option)));
     };
     let locked = Locked::lock(path)?;
     let no = |why: &str| Err(Failure::Failed(format!("{}: {why}", path.display())));

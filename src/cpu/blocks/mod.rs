@@ -26,18 +26,15 @@ pub(super) struct BlockMatrix {
     data: AlignedBuf<u8>,
 }
 
-/// A panel's type for each panel of stacked tensors [n_i, k]; none where a panel would hold columns of two tensors, or a
-/// tensor is not in blocks.
+/// The type of each panel of stacked tensors [n_i, k]; none where a panel would hold columns of two types, or columns that
+/// are not in blocks.
 pub(super) fn types(parts: &[Tensor]) -> Result<Option<Vec<Dtype>>> {
-    let mut types = Vec::new();
-    for (i, part) in parts.iter().enumerate() {
-        let (dtype, n, last) = (part.dtype()?, part.shape()[0], i + 1 == parts.len());
-        if !dtype.is_block() || !(last || n.is_multiple_of(PANEL)) {
-            return Ok(None);
-        }
-        types.resize(types.len() + n.div_ceil(PANEL), dtype);
+    let mut columns = Vec::new();
+    for part in parts {
+        columns.resize(columns.len() + part.shape()[0], part.dtype()?);
     }
-    Ok(Some(types))
+    let one = |panel: &[Dtype]| (panel[0].is_block() && panel.iter().all(|d| *d == panel[0])).then_some(panel[0]);
+    Ok(columns.chunks(PANEL).map(one).collect())
 }
 
 /// Bytes of panels of these types.
